@@ -14,7 +14,7 @@ namespace muster::detail {
 /// Move-only; the destructor gives the name up.
 class Claim {
  public:
-  /// Claims `name`, such as "cpu/3", unless another claim has it.
+  /// Claims `name`, such as "cpu/3", unless another claim has it or the kernel has no abstract sockets.
   explicit Claim(const std::string& name);
   Claim(Claim&& other) noexcept;
   Claim& operator=(Claim&& other) noexcept;

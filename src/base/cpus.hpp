@@ -13,7 +13,8 @@
 
 namespace muster::detail {
 
-/// A core, and all or some of its CPUs (hardware threads). Its number is that of its first CPU.
+/// A core, and all or some of its CPUs (hardware threads). The number is that of the core's first CPU, even if `cpus`
+/// lacks it.
 struct Core {
   int number = 0;
   std::vector<int> cpus;
@@ -21,7 +22,8 @@ struct Core {
 
 /// The CPUs on which the calling thread, or the main thread of `process`, may run; "1" if the kernel does not tell.
 MUSTER_INTERNAL_API std::string cpu_mask(pid_t process = 0);
-/// Binds all threads of this process to `mask`; threads that start later inherit it. False if the kernel refuses.
+/// Binds all threads of this process to `mask`; threads that start later inherit it. False if the kernel refuses it for
+/// the calling thread.
 bool bind_threads(const std::string& mask);
 
 /// Parses the kernel's lists of numbers, such as "0-3,8".

@@ -1,7 +1,8 @@
-// Files: every call is checked, and write_file() returns when the data are on the disk. Failures throw muster::Error,
-// which names the path and the system's error text: ExitCode::data if the file itself is wrong (missing, a folder, too
-// short), ExitCode::retry if a read or write failed, which says nothing about the content. Reading follows symbolic
-// links. Writing does not: opening a link throws an Error, and write_file() replaces the link, never its target.
+// Files: write_file() returns when the data are on the disk. Failures throw muster::Error, which names the path and the
+// system's error text: ExitCode::data if a file to be read is wrong (missing, a folder, too short); otherwise
+// ExitCode::retry, which says nothing about the content, unless the function says another code. Reading follows
+// symbolic links. Writing does not: opening a link throws an Error, and write_file() replaces the link, never its
+// target.
 #pragma once
 
 #include "base/export.hpp"
@@ -38,7 +39,7 @@ class MUSTER_INTERNAL_API File {
   std::uint64_t size() const;
   /// Reads exactly `into.size()` bytes from `offset`. Throws an Error ("truncated") if the file ends before.
   void read_at(std::span<std::byte> into, std::uint64_t offset) const;
-  /// Has the system begin to read this part into memory, and does not wait for it. Does nothing if that fails.
+  /// Has the system begin to read this part into memory, and does not wait for it. Ignores errors.
   void will_read(std::uint64_t offset, std::uint64_t bytes) const noexcept;
   /// Writes all of `from` at `offset` (in Mode::append: at the end).
   void write_at(std::span<const std::byte> from, std::uint64_t offset);
@@ -52,7 +53,7 @@ class MUSTER_INTERNAL_API File {
   const std::filesystem::path& path() const noexcept { return path_; }
 
  private:
-  /// Closes the file and throws an Error (ExitCode::data) unless it is a regular file.
+  /// Closes the file and throws an Error unless it is a regular file.
   void require_file();
 
   std::filesystem::path path_;
@@ -72,14 +73,14 @@ MUSTER_INTERNAL_API std::string read_file(const std::filesystem::path& path,
                                           std::uint64_t most = std::uint64_t{1} << 40);
 /// Replaces `path` by `content`, durably: after a crash either the old or the new file is there, complete.
 MUSTER_INTERNAL_API void write_file(const std::filesystem::path& path, std::string_view content);
-/// Like the above, but `write` fills the file. If it throws, `path` is unchanged. Without `replace`, throws an Error if
-/// the file exists.
+/// Like the above, but `write` fills the file. If `write` throws, `path` is unchanged. Without `replace`, throws an
+/// Error if `path` exists.
 MUSTER_INTERNAL_API void write_file(const std::filesystem::path& path, const std::function<void(File&)>& write,
                                     bool replace = true);
 /// Replaces `path`, durably, by the file `by`, which the caller has written in the same folder, synced and closed.
 MUSTER_INTERNAL_API void replace_file(const std::filesystem::path& path, const std::filesystem::path& by);
 /// Like write_file(), but does not wait for the disk: after a crash of the machine the file may be empty. For one
-/// writer at a time.
+/// writer at a time. May also throw a filesystem_error.
 void write_file_unsynced(const std::filesystem::path& path, std::string_view content);
 /// Makes a name for a temporary file beside `path`, by which remove_unfinished() recognises it.
 MUSTER_INTERNAL_API std::filesystem::path temporary_beside(std::filesystem::path path);

@@ -13,7 +13,7 @@ constexpr std::uint64_t hash_of_text(std::string_view text) noexcept {
   return hash;
 }
 
-/// A round of SplitMix64 (Steele, Lea and Flood, 2014): every bit of `x` moves every bit of the result.
+/// A round of SplitMix64 (Steele, Lea and Flood, 2014): every bit of `x` affects every bit of the result.
 constexpr std::uint64_t scrambled(std::uint64_t x) noexcept {
   x += 0x9e3779b97f4a7c15u;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;

@@ -30,13 +30,13 @@ MUSTER_INTERNAL_API Json read_json_if_intact(const std::filesystem::path& file);
 MUSTER_INTERNAL_API std::string json_text(const Json& json, int indent = -1);
 /// The same, but with U+FFFD in place of bytes that are not UTF-8.
 MUSTER_INTERNAL_API std::string json_text_lossy(const Json& json, int indent = -1);
-/// The JSON in a text that muster has written. Throws Json::parse_error for any other.
+/// The JSON in a text that muster has written. Throws Json::parse_error if it is not JSON.
 MUSTER_INTERNAL_API Json json_from_text(std::string_view text);
 /// The JSON in a text, if it is JSON.
 MUSTER_INTERNAL_API std::optional<Json> json_if_valid(std::string_view text);
 /// JSON as bytes in CBOR, which also holds NaN, infinity, text that is not UTF-8, and binary values.
 MUSTER_INTERNAL_API std::string json_to_cbor(const Json& json);
-/// Throws Json::parse_error unless json_to_cbor() has made the bytes.
+/// The JSON in bytes that json_to_cbor() has made. Throws Json::parse_error if they are not CBOR.
 MUSTER_INTERNAL_API Json json_from_cbor(std::string_view bytes);
 
 /// True if the text is valid UTF-8, so that JSON keeps it unchanged.

@@ -28,7 +28,8 @@ void set_level(Level level);
 
 /// The log file of a rank in its run's folder.
 MUSTER_INTERNAL_API std::filesystem::path file_of_rank(const std::filesystem::path& run, int rank);
-/// Also writes all messages to the file `path` from now on (its folder must exist); an empty path ends that.
+/// Also writes the logged messages of this rank to the file `path` from now on (its folder must exist); an empty path
+/// ends that.
 void write_to(const std::filesystem::path& path);
 /// The file of write_to(); empty if there is none.
 const std::filesystem::path& path() noexcept;
@@ -38,7 +39,7 @@ void debug(const std::string& text);
 MUSTER_INTERNAL_API void info(const std::string& text);
 MUSTER_INTERNAL_API void warn(const std::string& text);
 MUSTER_INTERNAL_API void error(const std::string& text);
-/// Writes only to this rank's file, if it has one. Errors in writing are ignored.
+/// Writes only to this rank's file, if it has one, whatever the level. Errors in writing are ignored.
 MUSTER_INTERNAL_API void write_to_file_only(const std::string& text) noexcept;
 
 /// Writes out buffered messages.

@@ -20,7 +20,8 @@
 
 namespace muster::detail {
 
-/// An option has an invalid value. A caller that reads a file turns it into an Error that names the file.
+/// An option has an invalid value, or a key is no option. A caller that reads a file turns it into an Error that names
+/// the file.
 struct InvalidOption : Error {
   InvalidOption(std::string which, std::string what)
       : Error(ExitCode::data, "reading options", (which.empty() ? "the JSON" : which) + " " + what, "Correct it"),

@@ -10,7 +10,7 @@ std::size_t page_size() noexcept;
 /// The same for numbers that the kernel counts in pages, as in /proc/self/pagemap; tests cannot set it.
 std::size_t kernel_page_size() noexcept;
 
-/// For tests: page_size() returns this multiple of kernel_page_size() from then on. Call it before any memory is
+/// For tests: page_size() returns `bytes`, a multiple of kernel_page_size(), from then on. Call it before any memory is
 /// mapped. 0 restores the kernel's size.
 void set_page_size(std::size_t bytes) noexcept;
 

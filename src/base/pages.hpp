@@ -13,7 +13,7 @@ namespace muster::detail {
 class MUSTER_INTERNAL_API Pages {
  public:
   Pages() = default;
-  /// Takes `bytes` > 0, which are all zero. Throws std::bad_alloc if the kernel refuses them.
+  /// Takes `bytes` > 0 of memory, all zero. Throws std::bad_alloc if the kernel refuses them.
   explicit Pages(std::size_t bytes);
   /// The same; from 2 MB on, the kernel may use large pages.
   static Pages large(std::size_t bytes);

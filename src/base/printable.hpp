@@ -10,7 +10,8 @@
 
 namespace muster::detail {
 
-/// The number of bytes of the UTF-8 character at the beginning of `text`; 0 if there is none.
+/// The number of bytes of the UTF-8 character at the beginning of `text`, which must not be empty; 0 if the bytes are
+/// not UTF-8.
 inline std::size_t utf8_length(std::string_view text) {
   const auto byte = static_cast<unsigned char>(text[0]);
   const std::size_t length = byte < 0x80   ? 1

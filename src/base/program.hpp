@@ -18,7 +18,7 @@ namespace muster::detail {
 /// Finds an executable file of that name in `path`, or the file itself if the name has a slash; empty if there is none.
 MUSTER_INTERNAL_API std::filesystem::path find_program(const std::string& name, const char* path = std::getenv("PATH"));
 
-/// The variables of this process as "NAME=VALUE", with `more` in place of those of the same names.
+/// The variables of this process as "NAME=VALUE", and those of `more`, which replace variables of the same names.
 MUSTER_INTERNAL_API std::vector<std::string> environment_with(
     const std::vector<std::pair<std::string, std::string>>& more);
 /// The strings as exec(3) takes them, with a null pointer at the end.

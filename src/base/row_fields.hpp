@@ -7,7 +7,7 @@
 
 namespace muster::detail {
 
-/// True if `name` is a field of every row, so that no metric may have it.
+/// True if muster writes a field of this name into rows, so that no metric may have it.
 constexpr bool is_reserved(std::string_view name) {
   constexpr std::array<std::string_view, 14> reserved{
       "training_iteration", "global_step",   "timestamp",    "time_this_iter_s",    "time_total_s",

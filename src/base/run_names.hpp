@@ -33,7 +33,8 @@ inline std::string time_now() {
   return text.data();
 }
 
-/// True if muster has a file or folder of this name, or may have one.
+/// True if muster has a file or folder of this name, or may have one. Leaves out names that begin with "." or
+/// "checkpoint_", which no program may give.
 constexpr bool is_own(std::string_view name) {
   constexpr std::array<std::string_view, 19> names{params,
                                                    history,

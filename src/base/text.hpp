@@ -61,7 +61,7 @@ std::string counted(Count count, std::string_view what) {
   return str(count, " ", what, count == 1 ? "" : "s");
 }
 
-/// "rank 1", "ranks 0, 2".
+/// "rank 1", "ranks 0, 2"; of more than 8, the first 8 and "and 3 more".
 inline std::string name_ranks(const std::vector<std::size_t>& ranks) {
   return (ranks.size() == 1 ? "rank " : "ranks ") + listed(ranks, 8, [](auto rank) { return std::to_string(rank); });
 }

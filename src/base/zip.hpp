@@ -21,9 +21,10 @@ struct ZipRecord {
   bool deflated = false;  ///< they are compressed by deflate, and not encrypted
 };
 
-/// The records of the archive by name; none if the file is no archive, or truncated. They lie inside the file and do
-/// not overlap, so together they are no larger than the file. `may_repeat`: of several records with one name the last
-/// one counts. Throws an Error (ExitCode::data) that names the file if its directory is damaged.
+/// The records of the archive by name; none if the file is no archive, is truncated, or ends with a comment. They lie
+/// inside the file and do not overlap, so together they are no larger than the file. `may_repeat`: of several records
+/// with one name the last one counts; otherwise they are an error. Throws an Error (ExitCode::data) that names the file
+/// if its directory is damaged.
 MUSTER_INTERNAL_API std::optional<std::map<std::string, ZipRecord>> read_zip_directory(const File& file,
                                                                                        bool may_repeat = false);
 

@@ -20,7 +20,7 @@ class BackgroundSave {
   /// Waits until the work has ended.
   ~BackgroundSave();
 
-  /// Makes a communicator for these threads of all ranks. run() may only be called after this. Collective.
+  /// Makes the communicator that the threads of all ranks use. run() may only be called after this. Collective.
   void enable(const Communicator& ranks);
   bool is_enabled() const noexcept { return communicator_.has_value(); }
 
@@ -28,8 +28,8 @@ class BackgroundSave {
   void begin(Clock::time_point at) noexcept { begun_ = at; }
   /// Records that the save has ended without a call of run().
   void end_without_work() noexcept { last_duration_ = Clock::now() - begun_; }
-  /// Runs `work` on this rank's thread and returns. If only one thread may call MPI, runs it here before returning.
-  /// Collective.
+  /// Begins `work` on a thread of this rank and returns. If only one thread may call MPI, runs it here before
+  /// returning. Collective.
   void run(std::function<void(const Communicator&)> work);
 
   bool is_running() const;
@@ -39,9 +39,10 @@ class BackgroundSave {
   /// work.
   std::optional<Error> finish();
 
-  /// How long the last save took from begin() to its end; none before the first finish().
+  /// How long the last save took from begin() to its end, as finish() or end_without_work() has recorded it; none
+  /// before the first.
   std::optional<Clock::duration> last_duration() const noexcept { return last_duration_; }
-  /// How long the present save has taken since begin(), to now or to its end; none after finish().
+  /// How long the present save has taken since begin(), to now or to its end; none before run() and after finish().
   std::optional<Clock::duration> current_duration() const;
 
  private:

@@ -78,7 +78,7 @@ void remove_abandoned(const fs::path& parent, const std::string& prefix) noexcep
 
 /// Creates a temporary folder that only this user can access. Returns its path and an owner: the folder is removed when
 /// the last copy of the owner is destroyed. If this process is killed, the folder is removed by the next process of
-/// this user that calls this function on this machine.
+/// this user that calls this function before the machine is started again.
 std::pair<fs::path, std::shared_ptr<void>> make_temporary_folder() {
   const auto parent = detail::temporary_parent();
   const auto boot = boot_id(), prefix = "muster-checkpoint-" + boot + (boot.empty() ? "" : "-");

@@ -126,7 +126,7 @@ CopySource whole_part(const fs::path& checkpoint, const Manifest& manifest, stat
 }
 
 /// Divides a checkpoint among the ranks: the first rank that has found a piece or file intact copies it. Returns the
-/// parts of this rank. If no rank has found a piece or file intact, returns nothing on all ranks; then `problem` is the
+/// parts of this rank. If some piece or file is intact on no rank, returns nothing on all ranks; then `problem` is the
 /// reason, if known. Collective.
 std::optional<std::vector<CopySource>> choose_parts(const Communicator& communicator, const Manifest& manifest,
                                                     const std::vector<fs::path>& checkpoints_here,
@@ -168,8 +168,8 @@ std::optional<std::vector<CopySource>> choose_parts(const Communicator& communic
   return whole ? std::optional(std::move(mine)) : std::nullopt;
 }
 
-/// True if the run's folder has an intact checkpoint with this index or a higher one. Renames a damaged checkpoint with
-/// this index: a failed copy followed by a power loss may have left it incomplete.
+/// True if the run's folder has an intact checkpoint with this index or a higher one. Renames a checkpoint with this
+/// index that is a copy of another one, or damaged: a failed copy followed by a power loss may have left it incomplete.
 bool has_index_or_newer(const storage::Tier& run, int index) {
   const auto published = run.list().published;
   for (const auto& [there, path] : published | std::views::reverse) {
@@ -227,10 +227,10 @@ std::vector<std::string> missing_hosts(const NotedTier& tier, const std::vector<
   return hosts;
 }
 
-/// Copies the newest checkpoint of the tier, if it is newer than all in the run's folder. Returns false if the tier may
-/// still hold a newer checkpoint. `is_own`: false if the tier belongs to the run from which this run's folder was
-/// copied. Then only the checkpoint tier.first may be copied, since that run may have made later ones after the copy.
-/// Collective.
+/// Copies the newest whole checkpoint of the tier, if it is newer than all in the run's folder. Returns false if the
+/// tier may still hold a newer checkpoint. `is_own`: false if the tier belongs to the run from which this run's folder
+/// was copied. Then only the checkpoint tier.first may be copied, since that run may have made later ones after the
+/// copy. Collective.
 bool copy_newest(const Communicator& communicator, const NotedTier& tier, bool is_own, storage::Tier& run) {
   const int only_index = is_own ? -1 : tier.first;
   const auto folders = find_folders(communicator, tier, /*warn=*/true);

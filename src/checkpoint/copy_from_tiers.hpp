@@ -26,13 +26,14 @@ void copy_to_run_folder(const Communicator& communicator, const Manifest& manife
                         storage::Tier& run);
 
 /// Completes copies that earlier jobs have not finished. From each fast tier it copies the newest checkpoint that can
-/// be put together from the present nodes, unless the run's folder has one at least as new. Then it removes the tier.
-/// If a newer checkpoint may be in the tier but cannot be copied now, the tier stays, with a warning. A tier that was
-/// rolled back is removed without being read. Returns true if a tier stays.
+/// be put together from the present nodes, unless the run's folder has one at least as new. Then it removes the tier,
+/// unless the tier belongs to another run, of whose folder this one is a copy. If a newer checkpoint may be in the tier
+/// but cannot be copied now, the tier stays, with a warning. A tier that was rolled back is removed without being read.
+/// Returns true if a tier may still hold a newer checkpoint.
 bool finish_copying(const Communicator& communicator, storage::Tier& run);
 
-/// Removes all fast tiers that are not in use, except this job's own tier. `own`: this node's folder of that tier;
-/// empty if there is none.
+/// Removes all fast tiers that are not in use, except this job's own tier and those of another run. `own`: this node's
+/// folder of that tier; empty if there is none.
 void remove_unused_tiers(const Communicator& communicator, const storage::Tier& run,
                          const std::filesystem::path& own = {});
 

@@ -2,10 +2,10 @@
 //   [{"folder": FOLDER, "id": ID, "hosts": ["n1", …], "used": true, "first": 3, "run": "INODE BIRTH"}, …]
 // The entries are sorted by age; this job's tier is the last. Each start has its own tier with a random ID, so nobody
 // can guess the folder's name.
-// "used" is set before the first checkpoint is published in the tier, and cleared when the run's folder has a
-// checkpoint at least as new. As long as it is set, the entry and the tier's folders on the nodes stay, so a later
-// start can read a node that was missing. When it is cleared, the folders are removed; the entry stays until they are
-// gone on every node.
+// "used" is set before a checkpoint is published in the tier, and cleared when the run's folder has a checkpoint at
+// least as new. As long as it is set, the entry and the tier's folders on the nodes stay, so a later start can read a
+// node that was missing. When it is cleared, the folders of an earlier job's tier are removed; the entry stays until
+// they are gone on every node.
 // "first" is the index of the oldest checkpoint in the tier, which stays there until a newer checkpoint has replaced
 // it.
 // Only files of this user are trusted. A note or folder of another user is left alone, with a warning.

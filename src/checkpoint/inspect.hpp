@@ -34,7 +34,7 @@ int next_index(const std::filesystem::path& run);
 /// checkpoints with a warning. Throws an Error (ExitCode::retry) if a checkpoint cannot be read.
 std::optional<std::filesystem::path> newest_intact(const std::filesystem::path& run);
 
-/// Returns the checkpoints that are intact and not rolled back, oldest first.
+/// Returns the checkpoints whose manifest and file sizes are intact and that are not rolled back, oldest first.
 std::vector<CheckpointInfo> intact_checkpoints(const std::filesystem::path& run,
                                                const std::vector<Rollback>& rollbacks);
 

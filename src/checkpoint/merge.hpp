@@ -14,7 +14,8 @@ namespace muster::detail::checkpoint {
 /// per_rank() on every rank, the rows of all ranks are joined. Collective.
 StateDict merge_entries(const Communicator& communicator, const std::optional<Checkpoint>& given);
 
-/// Returns the root's tensors, on the CPU, and the root's values on every rank. Collective.
+/// Returns the root's tensors and values on every rank. On ranks other than the root, the tensors are on the CPU.
+/// Collective.
 MUSTER_INTERNAL_API StateDict broadcast(const Communicator& communicator, const StateDict& mine, int root = 0);
 
 }  // namespace muster::detail::checkpoint

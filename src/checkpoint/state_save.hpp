@@ -23,8 +23,8 @@ class StateSave {
   /// `contents` must outlive this object.
   explicit StateSave(CheckpointContents& contents);
 
-  /// Throws an Error if a file cannot hold the state. Returns a description that must be equal on all ranks. Not
-  /// collective.
+  /// Throws an Error if a file cannot hold the state. Returns a description that prepare() compares between the ranks.
+  /// Not collective.
   Json outline() const;
   /// Compares names, shapes and JSON values between ranks, but not the values of tensors; lays the file out; sends
   /// per-rank tensors to the ranks that write them. `outlines`: outline() of all ranks. `last`: the layout of the

@@ -47,19 +47,19 @@ class CheckpointStore {
  public:
   enum class Mode { sync, async };
 
-  /// `run` is the run's folder; it must exist. The constructor completes copies from the fast tiers of earlier jobs and
-  /// removes interrupted saves.
+  /// `run` is the run's folder; it must exist. The constructor completes copies from the fast tiers of earlier jobs,
+  /// removes interrupted saves, and makes this job's fast tier if `config` names one.
   CheckpointStore(Communicator communicator, std::filesystem::path run, CheckpointConfig config);
   CheckpointStore(const CheckpointStore&) = delete;
   CheckpointStore& operator=(const CheckpointStore&) = delete;
 
   /// Compares the state of all ranks, writes it, publishes the checkpoint, and prunes older ones. If any rank fails,
   /// nothing is published and nothing is lost. With Mode::async and async_save it returns once `contents` are copied;
-  /// then a background thread of each rank does the rest. Copying from a fast tier to the run's folder is always done
-  /// in the background. Returns the checkpoint that is published, or will be. While a save runs in the background, call
-  /// finish() first.
+  /// then a background thread of each rank does the rest. Copying from a fast tier to the run's folder is done in the
+  /// background in either mode. If only one thread may call MPI, commit() does all of this before it returns. Returns
+  /// the checkpoint that is published, or will be. While a save runs in the background, call finish() first.
   Checkpoint commit(CheckpointContents contents, Mode mode = Mode::sync);
-  /// Waits for the save in the background. Returns its error if it failed; then nothing was published or lost, but its
+  /// Waits for the save in the background. Returns its error if it failed; then no earlier checkpoint is lost, and the
   /// index is not used again.
   std::optional<Error> finish() { return background_.finish(); }
   /// Sets a function on the first rank: a checkpoint is not pruned as long as `needed` returns true for the training
@@ -70,16 +70,18 @@ class CheckpointStore {
   /// Tells whether a save runs in the background, and how long saves take. Not collective.
   const BackgroundSave& background() const noexcept { return background_; }
 
-  /// Returns the newest intact checkpoint; none if there is no checkpoint. Throws an Error (ExitCode::data) if all are
-  /// damaged. Renames damaged checkpoints to ….damaged, with a warning. Before that, ….damaged checkpoints that are
-  /// intact again, and newer than all published ones, get their names back. Only content counts as damage: a missing
-  /// file, a wrong size, a wrong checksum, an impossible manifest. If files cannot be read, or ranks see different
-  /// files, throws an Error (ExitCode::retry) and renames nothing.
+  /// Returns the newest intact checkpoint that is not rolled back, or, before confirm_rollback(), the one that the run
+  /// rolls back to; none if there is no checkpoint. Throws an Error (ExitCode::data) if all are damaged or rolled back.
+  /// Renames damaged checkpoints to ….damaged, with a warning. Before that, ….damaged checkpoints that are intact
+  /// again, and newer than all published ones, get their names back. Only content counts as damage: a missing file, a
+  /// wrong size, a wrong checksum, an impossible manifest. If files cannot be read, or ranks see different files,
+  /// throws an Error (ExitCode::retry) and renames nothing.
   std::optional<Checkpoint> newest();
 
   /// Rolls back to a checkpoint: until a checkpoint newer than all present ones is committed, newest() returns it. Does
   /// nothing if the run's last rollback went to it already. Writes nothing before confirm_rollback(). `name`: the
-  /// user's name for the checkpoint. Throws an Error (ExitCode::data) if the checkpoint is missing or damaged.
+  /// user's name for the checkpoint. Throws an Error (ExitCode::data) if the checkpoint is missing, damaged or a copy
+  /// of another one.
   void roll_back(int index, const std::string& name = {});
   /// Records the rollback in the run's folder, after all ranks have restored the checkpoint. commit() calls it, too.
   void confirm_rollback();
@@ -89,10 +91,10 @@ class CheckpointStore {
   /// also logs that the run has gone back already. Not collective; for rank 0.
   bool has_rolled_back(const std::string& name) const;
 
-  /// Reads a checkpoint. Verifies it first, unless newest() has just done so. A checkpoint that no run has made is read
-  /// by merge_entries(). Tensors may be views of the file; it takes disk space until they are gone. Returns an empty
-  /// result for a directory that is not a muster checkpoint. Throws an Error (ExitCode::retry) if the directory is no
-  /// longer there, or if the ranks see different checkpoints of a run.
+  /// Reads a checkpoint. Verifies it first, unless newest() has just done so. Of a checkpoint that no run has made,
+  /// returns the state alone, read by merge_entries(). Tensors may be views of the file; it takes disk space until they
+  /// are gone. Returns an empty result for a directory that is not a muster checkpoint. Throws an Error
+  /// (ExitCode::retry) if the directory is no longer there, or if the ranks see different checkpoints of a run.
   RestoredCheckpoint read(const Checkpoint& checkpoint) const;
 
   /// Returns the handle with its symbolic links resolved, so that later reads find the same directory. Throws an Error

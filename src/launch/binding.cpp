@@ -71,7 +71,7 @@ std::span<const Item> part_of(const std::vector<Item>& items, std::size_t parts,
   return std::span(items).subspan(begin, end - begin);
 }
 
-/// "process 4711, 4712"; empty if no id is known.
+/// " (process 4711, 4712)", at most three ids; empty if no id is known.
 std::string named(const std::set<pid_t>& processes) {
   std::vector<pid_t> known;
   std::ranges::copy_if(processes, std::back_inserter(known), [](pid_t process) { return process > 0; });

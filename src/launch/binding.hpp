@@ -1,5 +1,5 @@
 // Binding ranks to cores: how the ranks of a node divide the node's cores, and which cores another launch uses. A
-// launch claims as many cores as its ranks have threads (base/claim.hpp).
+// launch claims the cores of its ranks (base/claim.hpp), but only as many as threads if the user has set their number.
 #pragma once
 
 #include "base/claim.hpp"
@@ -53,8 +53,8 @@ NodeRanks find_node_ranks(const Communicator& world);
 /// Claims cores of this node for its ranks, binds this rank to its share of them, and returns this rank's claims.
 /// Writes the new masks to `ranks`. `threads`: the number of threads that the user has set for this rank; 0 if none is
 /// set. `least_cores`: see share_out(). If another launch uses the cores, the ranks stay where they are, and rank 0
-/// warns. If the quota is less than the number of cores, other processes use the cores too, so nothing is claimed or
-/// divided. Collective.
+/// warns. If the quota is less than the number of cores, other processes may use the cores too, so nothing is claimed
+/// or divided. Collective.
 std::vector<Claim> bind_to_cores(const Communicator& world, NodeRanks& ranks, int threads, std::size_t least_cores);
 
 /// This rank's place among the launch's ranks on its host. See the functions of Launch that return these values.
@@ -65,8 +65,9 @@ struct RankOnHost {
   int threads = 1;
   std::shared_ptr<const std::vector<Claim>> claims = {};  ///< claims on cores, kept as long as a launch uses the cores
 };
-/// Finds this, after it has bound this rank to cores if `may_bind` is true and the flags allow it. Warns if OpenMP's
-/// variables or the launcher leave the rank fewer CPUs than it could have. Collective.
+/// Returns this rank's place, after it has bound the rank to cores if `may_bind` is true and the flags allow it. Warns
+/// if OpenMP's variables or the launcher leave the rank fewer CPUs than it could have, and if OMP_NUM_THREADS is no
+/// number of threads. Collective.
 RankOnHost find_rank_on_host(const Communicator& world, const LaunchFlags& flags, bool may_bind);
 
 }  // namespace muster::detail::launch

@@ -30,8 +30,9 @@
 namespace muster::detail::launch {
 namespace {
 
-// A flag gets the same value on all ranks, whether it is given on the command line or in the environment. The ranks
-// must communicate for this, since launchers pass the command line to other hosts, but not always the environment.
+// A flag other than --threads and --log-level gets the same value on all ranks, whether it is given on the command line
+// or in the environment. The ranks must communicate for this, since launchers pass the command line to other hosts, but
+// not always the environment.
 
 /// The values of options or of environment variables, by name.
 using Values = std::map<std::string, std::vector<std::string>>;
@@ -51,7 +52,7 @@ bool is_shared(const CLI::Option& option) {
   return name == "--set" || (has_variable(option) && name != "--threads" && name != "--log-level");
 }
 
-/// The option's environment variable; empty if it is not set.
+/// The value of the option's environment variable; empty if it is not set.
 std::string variable(const CLI::Option& option) { return value_of(option.get_envname()); }
 
 /// The MUSTER_… variables of `app`'s options that are set on this rank.
@@ -228,8 +229,8 @@ void refuse_repeated_flags(const CLI::App& app) {
                   str(option->get_name(), " is given ", option->count(), " times"), "Give it once");
 }
 
-/// Warns of each MUSTER_… variable that nothing reads and whose name is close to the variable of one of `app`'s
-/// options.
+/// Warns of MUSTER_SET, and of each MUSTER_… variable that nothing reads and whose name is close to the variable of one
+/// of `app`'s options.
 void warn_of_unknown_variables(const CLI::App& app) {
   std::vector<std::string> known;
   for (const auto* option : app.get_options())

@@ -26,9 +26,10 @@ class Flags {
   CLI::App app;
 
   /// Reads this rank's command line and environment, and makes sure that the shared flags are the same on all ranks.
-  /// False if help or version was requested on any rank; rank 0 has printed it if it was requested there. Collective.
+  /// Throws an Error (ExitCode::usage) for an invalid value, or if the ranks' values differ. False if help or version
+  /// was requested on any rank; rank 0 has printed it if it was requested there. Collective.
   bool parse(const Communicator& world);
-  /// Returns the flags, after parse(). Throws an Error (ExitCode::usage) for an invalid value.
+  /// Returns the flags, after parse(). Warns of MUSTER_… variables that nothing reads, such as misspelt ones.
   LaunchFlags resolve() const;
   /// The program's name without its folder.
   const std::string& program() const noexcept { return program_; }

@@ -16,7 +16,8 @@ namespace muster::detail::launch {
 using JobEndTime = std::optional<std::chrono::system_clock::time_point>;
 
 /// The time in SLURM_JOB_END_TIME, or else in MUSTER_JOB_END_TIME: seconds since 1970. A time in the past, as in a
-/// shell of an earlier allocation, or a text that is no number, counts as missing. Empty if both are missing.
+/// shell of an earlier allocation, a time more than longest_time ahead, or a text that is no number counts as missing.
+/// Empty if both are missing.
 MUSTER_INTERNAL_API JobEndTime end_of_allocation(const Environment& environment,
                                                  std::chrono::system_clock::time_point now);
 /// Checks MUSTER_JOB_END_TIME, which a user may set. Returns a warning if it is in the past, otherwise an empty text.

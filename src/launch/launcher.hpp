@@ -21,15 +21,16 @@ struct StartedBy {
   std::string variable = {};  ///< the environment variable that has `processes`
 };
 /// Finds the launcher by its environment variables; empty if there is none. Knows mpirun of Open MPI, Hydra (MPICH,
-/// Intel MPI), MVAPICH, PALS (HPE), jsrun (IBM), Flux and srun.
+/// Intel MPI), MVAPICH, PALS (HPE), jsrun (IBM), Flux and srun. An srun of one task without PMIx does not count, since
+/// it may have started a shell.
 MUSTER_INTERNAL_API std::optional<StartedBy> started_by(const Environment& environment);
 
 /// True on the process that acts for all ranks before MPI is initialised: the launcher's first process, or the only
 /// one.
 bool is_first_process(const Environment& environment);
 
-/// "RANK PID HOST" of this process if Hydra has started it, which reports a lost rank by its process id; otherwise
-/// empty.
+/// "RANK PID HOST" of this process if PMI_RANK is set and SLURM_PROCID is not: Hydra reports a lost rank by its process
+/// id. Otherwise empty.
 std::string process_for_launcher(const Environment& environment);
 
 // Misleading variables come from a launcher that has not started this process as a rank: a shell has kept them from a
@@ -74,9 +75,9 @@ MUSTER_INTERNAL_API std::optional<SeparateWorlds> srun_without_pmix(const Enviro
 MUSTER_INTERNAL_API std::optional<SeparateWorlds> separate_worlds(const Environment& environment, int world_size,
                                                                   const std::string& mpi_library);
 
-/// True if srun started this process directly. Then SIGTERM is a request to stop (scancel, the end of the allocation, a
-/// preemption), and Slurm kills the process KillWait seconds later (30 by default). mpirun leaves two seconds, which is
-/// too short to do anything. Call it before MPI is initialised, which sets mpirun's variables too.
+/// True if srun started this process, and not Open MPI's mpirun. Then SIGTERM is a request to stop (scancel, the end of
+/// the allocation, a preemption), and Slurm kills the process KillWait seconds later (30 by default). mpirun leaves two
+/// seconds, which is too short to do anything. Call it before MPI is initialised, which sets mpirun's variables too.
 bool started_by_srun(const Environment& environment);
 
 /// masks[r][c] is '1' if local rank r may run on CPU c. Returns the CPUs of `rank`, where a CPU that n ranks share

@@ -3,9 +3,9 @@
 // of a job that they are about to end.
 //
 // Loading muster changes no signal's disposition. A Launch handles the signals from the moment it is made; one that
-// comes before has the effect that it has without muster, and `muster run` takes a rank that it ends for stopped. It is
-// a separate library that the loader initialises before all others, since libraries of MPI's networks may install
-// handlers of their own.
+// comes before has the effect that it has without muster, and `muster run` takes a rank that such a signal ends for
+// stopped. This code is a separate library that the loader initialises before all others, since libraries of MPI's
+// networks may install handlers of their own.
 #pragma once
 
 #include "base/export.hpp"
@@ -14,7 +14,7 @@
 
 namespace muster::detail::launch::stop_signal {
 
-/// True if a request to stop has come since a Launch was made first.
+/// True if a request to stop has come since the first Launch was made.
 MUSTER_INTERNAL_API bool is_requested() noexcept;
 
 /// The first signal that has requested to stop; 0 if none has.
@@ -28,8 +28,8 @@ MUSTER_INTERNAL_API bool ignores_hangup() noexcept;
 /// (nohup) stays ignored. `terminate`: handle SIGTERM too.
 MUSTER_INTERNAL_API void install_handlers(bool terminate) noexcept;
 
-/// For a Launch in a program that may handle signals itself. While it lives, it handles the signals that the program
-/// does not handle; its destructor restores the previous handlers.
+/// For a Launch in a program that may handle signals itself. While it lives, it handles those of SIGUSR1, SIGUSR2 and
+/// SIGHUP that the program neither handles nor ignores; its destructor restores the previous handlers.
 class MUSTER_INTERNAL_API ScopedHandlers {
  public:
   ScopedHandlers() noexcept;

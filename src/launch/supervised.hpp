@@ -75,8 +75,8 @@ class MUSTER_INTERNAL_API UnsupervisedScope {
 /// The parent of a process; 0 if /proc does not have it.
 MUSTER_INTERNAL_API pid_t parent_of(pid_t process);
 
-/// Makes this process be killed when its launcher ends, for whatever reason. The launcher itself ends with
-/// `muster run`.
+/// Makes this process be killed when its launcher, or a script between the two, ends for whatever reason. If the kernel
+/// has no pidfd_open(), only the end of the parent process counts. The launcher itself ends with `muster run`.
 void end_with_launcher() noexcept;
 
 }  // namespace muster::detail::launch

@@ -32,14 +32,14 @@ class Callbacks final : public Observer {
   void batch(const EpochPosition& position) override { tell(&Callback::on_batch, position.global_step); }
   void late_rank(const LateRank& late) override { tell(&Callback::on_late_rank, late); }
   void report_begins(const Json& row) override { tell(&Callback::on_report, row); }
-  /// Logs exceptions of callbacks as warnings.
+  /// Tells the callbacks, if they have been asked for their metrics. Logs their exceptions as warnings.
   void report_failed() override;
   void report_ended(const std::vector<Json>& metrics, const std::optional<Checkpoint>& checkpoint) override {
     tell(&Callback::after_report, metrics, checkpoint);
   }
   void validated(std::int64_t training_iteration, const Json& fields) override;
   void checkpoint(const Checkpoint& checkpoint) override { tell(&Callback::on_checkpoint, checkpoint); }
-  /// Does nothing before begin_attempt(). Logs exceptions of callbacks as warnings; so does end().
+  /// This function and end() do nothing before begin_attempt(), and log exceptions of callbacks as warnings.
   void failure(const Error& error) override;
   void end() override;
 
@@ -49,8 +49,8 @@ class Callbacks final : public Observer {
   /// Called at a report: returns `metrics` and the metrics that the callbacks add.
   Metrics with_callback_metrics(Metrics metrics);
   bool should_stop() const;
-  /// Returns a metric by which a callback decides (Callback::decides_by), that no report has had so far and that `row`
-  /// does not have either; empty if there is none.
+  /// Returns a metric by which a callback decides (Callback::decides_by) that neither an earlier report nor `row` has;
+  /// empty if there is none.
   std::string awaited_metric(const Json& row) const;
   /// Returns the callbacks' states, by their keys; null if none has a state.
   Json state() const;
@@ -69,7 +69,7 @@ class Callbacks final : public Observer {
   std::size_t run_callbacks_ = 0;                     ///< number of the run's callbacks
   bool begun_ = false;
   Json saved_ = {};
-  std::vector<Json> before_report_ = {};  ///< each callback's state when the report began
+  std::vector<Json> before_report_ = {};  ///< each callback's state before it gave its metrics for the report
 };
 
 }  // namespace muster::detail::observe

@@ -1,4 +1,4 @@
-// Writes rows of JSON as lines of CSV (RFC 4180).
+// Writes rows of JSON as lines of CSV, quoted as in RFC 4180.
 #pragma once
 
 #include "base/export.hpp"

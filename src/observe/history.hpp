@@ -26,10 +26,11 @@ class History final : public Observer {
   void start(const AttemptStart& start) override;
   /// Adds the row. If it cannot be written, logs a warning.
   void report(const Json& row, std::int64_t epochs) override;
-  /// Removes the checkpoint's name from the row of its report.
+  /// Removes the checkpoint's names and status from the row of its report.
   void checkpoint_lost(const Checkpoint& checkpoint) override;
   void checkpoint(const Checkpoint&) override;
-  /// Syncs the files to the disk before the run is marked as finished. If that fails, logs a warning.
+  /// Syncs the files to the disk before the run is marked as finished. If that fails, logs a warning and writes them
+  /// anew.
   void end() override;
   /// Puts the fields into the row of that report and replaces both files. If that fails, logs a warning.
   void validated(std::int64_t training_iteration, const Json& fields) override;

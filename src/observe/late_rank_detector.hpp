@@ -69,9 +69,9 @@ LateCause cause_of(double behind, const RankTimes& times, const RankLoad& load, 
 /// Returns the text of the warning about a late rank.
 std::string text_of(const LateRank& late);
 
-/// Decides which late ranks are worth a line. A rank with a cause gets a line at once, and again after 10 minutes, then
-/// after 20, 40 and so on. If other programs run on a machine, its ranks are late in turn, each for a short time; these
-/// share one line.
+/// Decides which late ranks are worth a line. A rank with a cause gets a line at once, and further lines, when it
+/// becomes late again, at the earliest after 10 minutes, then after 20, 40 and so on. If other programs run on a
+/// machine, its ranks are late in turn, each for a short time; these share one line.
 class LateRankWarnings {
  public:
   using Clock = std::chrono::steady_clock;

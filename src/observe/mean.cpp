@@ -41,7 +41,7 @@ class StatefulMean : public Stateful {
     double sum = 0, rank_sum = 0;
     std::int64_t samples = 0;
     for (const auto& rank : all.values) {
-      if (!holds_mean(rank)) return StateDict{.values = rank};  // StatefulMetric's compare() reports the difference
+      if (!holds_mean(rank)) return StateDict{.values = rank};  // compare() reports the difference
       if (here.rank != 0) continue;
       value_from_json(rank.at("sum"), rank_sum);
       sum += rank_sum;

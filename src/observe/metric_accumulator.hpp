@@ -38,8 +38,8 @@ MUSTER_INTERNAL_API Json value_of(const MetricAccumulator& accumulator);
 /// Returns the number of samples of each class in a confusion matrix; empty for other metrics.
 std::vector<double> samples_by_class(const MetricAccumulator& accumulator);
 
-/// Return the metric of each class. `sums`: of F1 or MeanIoU, three numbers for each class: samples predicted
-/// correctly, samples predicted, samples with this target.
+/// Return the metric of each class. `sums`: of F1 or MeanIoU, three lists with a number for each class: samples
+/// predicted correctly, samples predicted, samples with this target.
 std::vector<double> f1_by_class(std::span<const double> sums);
 std::vector<double> iou_by_class(std::span<const double> sums);
 

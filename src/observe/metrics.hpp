@@ -10,7 +10,7 @@
 namespace muster::detail::observe {
 
 /// Returns a rank's metrics as JSON, with their weights and accumulators. Throws an Error (ExitCode::user_error) if a
-/// metric has a reserved name.
+/// metric has a reserved name, has no single value, or cannot be JSON.
 Json to_json(const Metrics& metrics);
 /// Throws an Error that names the metric if it has no single value, for example if it is a tensor of several numbers.
 MUSTER_INTERNAL_API void require_value(const std::string& name, const Metric& metric);
@@ -20,7 +20,7 @@ MUSTER_INTERNAL_API void require_value(const std::string& name, const Metric& me
 /// - other numbers become their mean, weighted by samples (by 1 if a rank gave no number of samples),
 /// - metrics with accumulators are computed from all ranks' accumulators together,
 /// - anything else is taken from the lowest rank.
-/// NaN and infinity become null.
+/// NaN and infinity become null. Throws an Error if a metric is a number on some ranks and something else on others.
 MUSTER_INTERNAL_API Json mean_over_ranks(const std::vector<Json>& ranks);
 /// Returns for each key the list of the ranks' values; null for a rank that does not have the key.
 Json list_over_ranks(const std::vector<Json>& ranks);

@@ -57,25 +57,27 @@ class Observer {
   virtual void step_window(const StepWindow&) {}
   /// Called on the first worker when the others have begun to wait for a worker (Callback::on_late_rank).
   virtual void late_rank(const LateRank&) {}
-  /// Called when a report begins, with its row, before a checkpoint is saved.
+  /// Called when a report begins, with its row, before a checkpoint is saved; only if a worker has callbacks.
   virtual void report_begins(const Json& /*row*/) {}
-  /// Called if that report has failed; nothing of it counts.
+  /// Called if a report has failed, even before report_begins(); nothing of it counts.
   virtual void report_failed() {}
   /// Called when the report is made. `row`: its row in result.json. `epochs`: the argument of session.epochs(); 0 if
   /// the program counts epochs itself.
   virtual void report(const Json& /*row*/, std::int64_t /*epochs*/) {}
-  /// Called after report(), with each worker's own metrics, by rank, and the checkpoint that was saved with the report.
+  /// Called after report() if a worker has callbacks, with each worker's own metrics, by rank, and the checkpoint that
+  /// was saved with the report.
   virtual void report_ended(const std::vector<Json>& /*metrics*/, const std::optional<Checkpoint>&) {}
   /// Called when a checkpoint is committed, by a report or by a stop. The call of report() for the same report comes
-  /// afterwards; if the checkpoint was saved asynchronously, it came before.
+  /// afterwards; if the checkpoint was saved asynchronously or through a fast tier, it came before.
   virtual void checkpoint(const Checkpoint&) {}
   /// Called if a checkpoint could not be written although a row names it.
   virtual void checkpoint_lost(const Checkpoint&) {}
-  /// Called when the checkpoint of a report was validated. The fields replace the fields of the same name in the
-  /// report's row.
+  /// Called when the validation of a report's checkpoint has ended, also without success. The fields replace the fields
+  /// of the same name in the report's row.
   virtual void validated(std::int64_t /*training_iteration*/, const Json& /*fields*/) {}
-  /// Called on the first worker when the training function logs a value or a picture (Session::log_scalar,
-  /// Session::log_image), and with the values of a parameter or its gradient (RunConfig::histogram_interval).
+  /// Called when the training function logs a value or a picture on this worker (Session::log_scalar,
+  /// Session::log_image), and on the first worker with the values of a parameter or its gradient
+  /// (RunConfig::histogram_interval).
   virtual void scalar(const std::string& /*name*/, double /*value*/, std::int64_t /*step*/) {}
   virtual void image(const std::string& /*name*/, const at::Tensor& /*image*/, std::int64_t /*step*/) {}
   virtual void histogram(const std::string& /*name*/, const at::Tensor& /*values*/, std::int64_t /*step*/) {}

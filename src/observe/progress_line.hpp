@@ -20,8 +20,8 @@ std::string progress_line(const EpochPosition& position, double samples_per_seco
 std::string ranks_text(const StepWindow& window);
 /// Returns the user's metrics in a report's row: "  loss 0.1235  accuracy 0.9".
 std::string metrics_text(const Json& row);
-/// Returns the line of a report: epoch, the user's metrics, speed, checkpoint; numbers have four significant digits.
-/// The line counts epochs from 1, the row counts them from `first_epoch`.
+/// Returns the line of a report: epoch, the user's metrics, speed, checkpoint; numbers with a fraction have four
+/// significant digits. The line counts epochs from 1, the row counts them from `first_epoch`.
 std::string report_line(const Json& row, std::int64_t epochs, std::int64_t first_epoch = 0);
 
 /// Writes the line of each report and the updated line to stderr.

@@ -33,7 +33,7 @@ namespace muster::detail::observe {
 Json read_status(const std::filesystem::path& run);
 
 /// Writes the file at most every five seconds while training runs, and when it ends. The file is not synced, since no
-/// program depends on it. If it cannot be written, logs a warning once.
+/// program depends on it. If it cannot be written, logs a warning and writes nothing more.
 class StatusFile final : public Observer {
  public:
   /// `score`: says which value is the best. `history`: has the rows; it must get each event before this object does. If

@@ -40,7 +40,8 @@ double part_of(const Json& row, const char* activity, const char* value) {
   return number_at(times->at(activity), value);
 }
 
-/// Returns how long the other workers have waited for the worker that has waited least.
+/// Returns how much longer the workers have waited than the one that has waited least: by their median, or, of two, the
+/// other one.
 double late_in(const Json& row) {
   const bool are_two = number_at(row, "world_size") == 2;
   return part_of(row, "wait", are_two ? "max" : "median") - part_of(row, "wait", "min");

@@ -8,6 +8,7 @@
 //            "idle_s": 300.0}        while no job trained the run
 //   "starts": [{"started": 1790000000.5, "ended": 1790000042.1,   seconds since 1970; `ended`: the last sign of life
 //               "world_size": 4, "first_iteration": 12, "first_step": 480,   report and step from which it resumed
+//               "first_time_total_s": 3480.0,   training time of the run up to that step
 //               "state": "failed", "error": "…"}]   "training", "finished", "stopped", "failed"; "died" if it has ended
 //               without writing one of these
 //
@@ -27,7 +28,7 @@ namespace muster::detail::observe {
 
 class TimeAccount {
  public:
-  /// Reads what earlier starts have written to status.json and result.json in the run's folder `run`.
+  /// `run`: the run's folder. start() reads what earlier starts have written to status.json and result.json there.
   TimeAccount(std::filesystem::path run, int world_size) : run_(std::move(run)), world_size_(world_size) {}
   TimeAccount(const TimeAccount&) = delete;
   TimeAccount& operator=(const TimeAccount&) = delete;

@@ -15,7 +15,7 @@ namespace muster::detail::run {
 ///   "program_commit": "3f2a…"                    of the Git checkout in which the program lies, or else the working
 ///                                                directory; the program may have been built from another one
 ///   "command": ["./fit", "--name", "demo"]
-///   "launcher": ["mpirun", "-n", "4", …]         the command that has started this process: mpirun, mpiexec, srun or
+///   "launcher": ["mpirun", "-n", "4", …]         the outermost launcher above this process: mpirun, mpiexec, srun or
 ///                                                `muster run`; not if it runs on another node
 Json environment();
 

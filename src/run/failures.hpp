@@ -28,7 +28,7 @@ struct RunPoint {
   std::string content = {};    ///< CRC-32 over what the program has saved; empty if it has saved nothing
 
   /// True if training has come further than `before`: to a later batch or epoch, or, if no batches are counted, to a
-  /// later report that has saved something else. Also true if the user has rolled the run back since `before`.
+  /// later report, unless it has saved the same again. Also true if the user has rolled the run back since `before`.
   bool is_beyond(const RunPoint& before) const noexcept;
 };
 
@@ -46,7 +46,8 @@ struct Failures {
   /// For each run, the furthest point at any failure so far; empty if there was no checkpoint.
   RunPoints furthest = {};
 
-  /// Returns the failures with one more. `now`: how far the runs have come. Begins to count anew if that is progress.
+  /// Returns the failures with one more. `now`: how far the runs have come. If that is progress, counts this failure as
+  /// the first.
   MUSTER_INTERNAL_API Failures with_one_more(const RunPoints& now) const;
   /// True if `max_failures` (FailureConfig::max_failures or --max-failures) allows another try. -1 always does.
   bool may_retry(int max_failures) const noexcept { return max_failures < 0 || count <= max_failures; }
@@ -73,11 +74,11 @@ MUSTER_INTERNAL_API RunPoints points_of(const std::filesystem::path& run);
 MUSTER_INTERNAL_API Failures add_failure(const Failures& before, const std::filesystem::path& run,
                                          RunPoints (*points)(const std::filesystem::path&) = points_of);
 
-/// Returns the failures in `.failures.json` in the run's folder; none unless the `muster run` with the ID `supervisor`
-/// has written the file.
+/// Returns the failures in `.failures.json` in the run's folder; none if it cannot be read, or unless the `muster run`
+/// with the ID `supervisor` has written it.
 MUSTER_INTERNAL_API std::optional<Failures> read_failures(const std::filesystem::path& run,
                                                           const std::string& supervisor);
-/// Writes this file. It belongs to the last `muster run` of the run.
+/// Writes `.failures.json`. It belongs to the last `muster run` of the run.
 MUSTER_INTERNAL_API void write_failures(const std::filesystem::path& run, const std::string& supervisor,
                                         const Failures& failures);
 

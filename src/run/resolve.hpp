@@ -17,7 +17,7 @@ struct ResolvedOptions {
   TrainerOptions options;                        ///< the options with --config and --set applied
   std::shared_ptr<const BackendConfig> backend;  ///< null if there is no backend
   int worker_count = 1;        ///< the workers are the lowest ranks of the launch; the other ranks do not train
-  int full_worker_count = 0;   ///< workers of a complete launch, with muster run --min-workers; else 0
+  int full_worker_count = 0;   ///< workers of a complete launch, with --min-workers or a range of workers; else 0
   int threads_per_worker = 1;  ///< torch threads of each worker
   std::chrono::milliseconds timeout{};      ///< how long ranks wait for each other
   Progress progress = Progress::automatic;  ///< how progress is shown
@@ -30,7 +30,8 @@ struct ResolvedOptions {
   step::MicroBatchShare share_of(int worker) const;
 };
 
-/// Returns the same options on every rank. Throws an Error if options are invalid. Collective over the launch.
+/// Returns the options; those in which ranks must agree are equal on all ranks. Throws an Error if they differ, or if
+/// options are invalid. Collective over the launch.
 MUSTER_INTERNAL_API ResolvedOptions resolve(const Launch& launch, const TrainerOptions& options,
                                             std::shared_ptr<const BackendConfig> backend);
 

@@ -64,6 +64,7 @@ class RunLock {
   /// Polls `done` until it returns true. Throws the Errors of the constructor if that takes too long.
   void wait(bool for_earlier_start, const std::string& holder, const std::function<bool()>& done) const;
   /// If an earlier start of this job wrote `record`, waits until the processes in it that run on this node have ended.
+  /// Slurm has ended those of a job that it starts again.
   void wait_for_earlier_start(const std::filesystem::path& record) const;
   /// Returns the numbers of all leases in the folder. Throws an Error if the job of the last one may still be running.
   std::vector<int> require_free() const;

@@ -1,4 +1,4 @@
-// Checks that all ranks have the same data.
+// Checks that ranks have the same data.
 #pragma once
 
 #include "base/export.hpp"

@@ -32,7 +32,8 @@ class AccumulatedGradients {
   /// Compares the models that are not prepared with the last call. Called when a batch begins, and before they are
   /// asked about.
   void look();
-  /// True if there are no accumulated gradients at this boundary. Call it when the run is asked to stop.
+  /// True if there are no accumulated gradients at this boundary, and no no_sync() scope is open. Call it when the run
+  /// is asked to stop.
   bool none();
   /// True if the last boundaries, too many in a row, all had accumulated gradients, so that waiting for one without is
   /// no use. (With a learning rate of 0, each step looks like accumulation.)

@@ -28,7 +28,7 @@ class PreparedModel;
 
 namespace muster::detail::session {
 
-/// The optimizer steps with bad gradients, recorded over all attempts of a job.
+/// The optimizer steps with bad gradients since the last checkpoint, kept from one attempt of a job to the next.
 struct BadSteps {
   /// Identifies a step of an optimizer, so that it is recognised after a rollback: the global step, the optimizer's
   /// number, and how often this optimizer has stepped within the global step (since training began or since the last

@@ -15,7 +15,7 @@ namespace muster::detail::session {
 /// Tells whether a save at this moment is at the end of an epoch. If muster reads the data itself, it knows the
 /// position. Of other data it only knows how often gradients have been averaged. Then the first report in an epoch
 /// counts as the end of the epoch, since most programs report there. As soon as a program has trained between two
-/// reports of one epoch, no report counts as the end any more.
+/// reports of one epoch, no report counts as the end any more. Reports with and without a State are counted separately.
 class EpochEnd {
  public:
   EpochEnd(const WorkerContext& workers, const TrainingProgress& progress, const SessionData& data,

@@ -30,9 +30,10 @@ class MUSTER_INTERNAL_API OpenSession {
   void run(const std::function<void()>& work);
   /// Call it when training has succeeded. Collective.
   void close();
-  /// Call it when training has thrown and the other ranks have been told. Waits for no other rank.
+  /// Call it when training has thrown and the other ranks have been told. Waits only for a save in the background.
   void fail(const comm::Outcome& cause) noexcept { end(Error(cause.code, cause.text)); }
-  /// Call it when training is over on this worker; `error`: none after success. Waits for no other rank.
+  /// Call it when training is over on this worker; `error`: none after success. Waits only for a save in the
+  /// background.
   void end(const std::optional<Error>& error) noexcept;
 
   SessionState& state() noexcept { return state_; }

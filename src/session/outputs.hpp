@@ -32,12 +32,12 @@ struct Outputs {
   int histogram_interval = 0;        ///< every how many reports histograms are logged; 0 for never
   Validation* validation = nullptr;  ///< null without a validation function
   bool is_first_worker = false;
-  std::optional<Checkpoint> newest = {};  ///< this attempt's newest checkpoint, or the one that it was resumed from
+  std::optional<Checkpoint> newest = {};  ///< this attempt's newest, or the one that it resumes from or validates
   bool has_saved = false;                 ///< true if this attempt has saved `newest`
   /// The checkpoint that a save in the background is writing; none if there is no such save.
   std::optional<Checkpoint> async_checkpoint = {};
   std::string async_checkpoint_name = {};  ///< the user's name for async_checkpoint; may be empty
-  bool score_reported = false;             ///< true if a report had the metric by which the best checkpoints are chosen
+  bool score_reported = false;  ///< true if a report had, or a validation may give, the metric of the best checkpoints
   bool has_warned_of_missing_score = false;  ///< true if a warning has said that a checkpoint lacks that metric
 
   /// Returns a function that puts the result of a validation into the row of a report. Call it on the first worker.
@@ -53,7 +53,8 @@ struct Outputs {
   void wait_for_save_and_warn() noexcept;
   /// Checks that a checkpoint with this row has the score by which the best checkpoints are chosen. Throws an Error if
   /// the score is not a number, or if no report has had it. In the middle of an epoch the latter is only a warning,
-  /// since a program may measure the score at the end of the epoch.
+  /// since a program may measure the score at the end of the epoch. If an earlier report had the score and this one has
+  /// not, warns once.
   void check_score(const Json& row, bool saves, bool epoch_complete);
 
  private:

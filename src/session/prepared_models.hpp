@@ -41,8 +41,9 @@ class PreparedModels {
   /// Makes the buffers the same on all workers. Collective.
   MUSTER_INTERNAL_API void synchronise_buffers() const;
   void load_buffers_of(int micro_batch) const;
-  /// Calls `visit` with the name of each parameter of each model, its values, and its averaged gradient, which is
-  /// undefined if there is none. If there are several models, their names begin with "0/", "1/" … Collective.
+  /// Calls `visit` with the name of each parameter of each model, its values, and its .grad, which is undefined if
+  /// there is none; it is averaged, unless gradients accumulate with weights. If there are several models, their names
+  /// begin with "0/", "1/" … Collective.
   void for_each_parameter(const std::function<void(const std::string& name, const at::Tensor& values,
                                                    const at::Tensor& gradient)>& visit) const;
   /// True inside join(), where the other workers may be at other boundaries.

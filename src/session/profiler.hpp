@@ -26,7 +26,8 @@ class Profiler {
   void begin_step(std::int64_t step);
   /// Writes the trace if any worker has passed the last step to record. Collective.
   void write_if_over();
-  /// Writes the events recorded so far; logs a warning if there are none. Collective.
+  /// Writes the events recorded so far, unless the trace is written already; logs a warning if there are none.
+  /// Collective.
   void finish();
 
  private:

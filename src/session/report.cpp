@@ -34,7 +34,7 @@ struct Contribution {
   bool has_checkpoint = false;  ///< true if the worker gives a Checkpoint of the program's own
   bool asked_to_stop = false;
   bool writing = false;           ///< true if the last checkpoint is still being written
-  bool has_callbacks = false;     ///< true if callbacks may end training
+  bool has_callbacks = false;     ///< true if the worker has callbacks
   bool validation = false;        ///< true if the checkpoint is to be validated
   std::string name = {};          ///< the checkpoint's name
   observe::RankTimes times = {};  ///< since the last report

@@ -36,11 +36,11 @@ class Resumer {
         epoch_end_(epoch_end) {}
 
   /// Chooses the checkpoint, and restores counters, history and preprocessor from it. Changes nothing in the run's
-  /// folder, since the start may still be refused. Collective.
+  /// folder except the names of damaged checkpoints, since the start may still be refused. Collective.
   void resume();
   /// Called when the start can no longer be refused: after a restore, or at the latest with the first report or save or
-  /// at the end of training. Only now the run's folder changes: the rollback is confirmed, the checkpoint gets its
-  /// name, and pending validations are requested. Does nothing at further calls. Collective.
+  /// at the end of training. Only now the run's folder changes further: the rollback is confirmed, the checkpoint gets
+  /// its name, and pending validations are requested. Does nothing at further calls. Collective.
   void confirm_start();
   /// Throws an Error if a report has saved a checkpoint since this attempt began.
   void require_nothing_saved() const;
@@ -55,7 +55,7 @@ class Resumer {
   /// Called when the training function has called get_checkpoint(): it may load the checkpoint itself.
   void note_given_to_user() noexcept { was_given_to_user_ = true; }
   /// Warns once if there is a checkpoint to resume from but the training function has not restored everything from it.
-  /// Called at each batch, and at each report with a State.
+  /// Called at each batch and at each report. `reports_state`: true at a report with a State.
   void warn_of_unrestored_state(bool reports_state);
 
  private:

@@ -28,9 +28,9 @@ struct SessionData {
   /// Returns the shard of this name. The first call makes it.
   MUSTER_INTERNAL_API std::shared_ptr<data::ShardState> shard(const std::string& name, const WorkerContext& workers);
   /// Applies the preprocessor to all datasets. Before that, loads its state from `saved`, the state in a checkpoint,
-  /// or, if that is null, fits it unless it is fitted already. `own`: true if the checkpoint is this run's, false if
-  /// this run only starts from it. `had_one`: whether the checkpoint was saved with a preprocessor, if that is known.
-  /// Collective.
+  /// or, if that is null, fits it unless it is fitted already. Of a checkpoint that is not this run's, loads the state
+  /// only if the preprocessor is not fitted. `own`: true if the checkpoint is this run's, false if this run only starts
+  /// from it. `had_one`: whether the checkpoint was saved with a preprocessor, if that is known. Collective.
   void prepare_preprocessor(const Json& saved, bool own, const Communicator& control, std::optional<bool> had_one = {});
   /// Warns once if a confusion matrix counts each sample once per worker because a dataset is not split. `metrics`: of
   /// all workers, the same on each of them.

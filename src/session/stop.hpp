@@ -27,10 +27,10 @@ class StopRequest {
   /// True if all workers know that one of them has been asked to stop. The same on each worker at the same boundary.
   bool is_known() const noexcept { return known_; }
   /// Enters the result of another collective in which the workers have exchanged their requests. After this, exchange()
-  /// skips some boundaries again before it communicates.
+  /// counts the boundaries until it communicates from 0 again.
   void merge(bool any_asked) noexcept;
-  /// Call it at every boundary. Asks the other workers, but so seldom that it takes at most 1% of the time between
-  /// boundaries. True if it has asked them now. Collective.
+  /// Call it at every boundary. Asks the other workers at some boundaries until is_known(); after the first boundaries
+  /// so seldom that it takes about 1% of the time. True if it has asked them now. Collective.
   bool exchange(const Communicator& communicator, bool asked_here);
 
  private:
@@ -50,7 +50,7 @@ class MUSTER_INTERNAL_API StopFile {
   /// A file that never exists.
   StopFile() = default;
   explicit StopFile(std::filesystem::path path) : path_(std::move(path)) {}
-  /// True if the file exists. Looks for it at most once a second.
+  /// True if the file exists or was there at an earlier call. Looks for it at most once a second.
   bool exists();
   /// Removes the file. Call it when the run has stopped or ended.
   void remove() noexcept;
@@ -83,8 +83,8 @@ class LivingStates {
 };
 
 /// Estimates the time that a run needs to stop in an orderly way: the longest time between two boundaries at which the
-/// workers have exchanged requests to stop, plus twice the slowest save of this job, plus once more that save if one is
-/// running in the background, plus one second.
+/// workers have exchanged requests to stop, plus twice the slowest save of this attempt, plus once more that save if
+/// one is running in the background, plus one second.
 class ShutdownBudget {
  public:
   using Clock = std::chrono::steady_clock;
@@ -96,7 +96,7 @@ class ShutdownBudget {
   /// Sets the estimate of a save's time that holds until the first save: `bytes` at 100 MB/s.
   void expect_save_bytes(double bytes) noexcept { expected_ = std::chrono::duration<double>(bytes / 1e8); }
   void note_save_duration(Clock::duration cost) noexcept { slowest_ = std::max(slowest_.value_or(cost), cost); }
-  /// Returns the time that is needed in any case. `under_way`: how long the save in the background has been running.
+  /// Returns this estimate. `under_way`: how long the save in the background has been running.
   std::chrono::nanoseconds full_budget(std::optional<Clock::duration> under_way) const noexcept;
   /// Returns a shorter time, which is just enough to reach the next boundary and save there.
   std::chrono::nanoseconds least_budget(std::optional<Clock::duration> under_way) const noexcept;

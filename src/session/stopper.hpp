@@ -52,9 +52,11 @@ class Stopper {
   bool is_known() const noexcept { return request_.is_known(); }
   /// True if this worker was asked to stop, or if the remaining time is only enough to save.
   bool is_asked_here();
-  /// Call it at a boundary outside of a report, between two batches. Saves and throws if any worker was asked to stop
-  /// and no gradients are accumulated. Communicates at some of the boundaries only, the same on all workers; returns
-  /// true if it has. Collective.
+  /// Call it at a boundary outside of a report, between two batches. If any worker was asked to stop, saves the State,
+  /// if there is one, and throws. If gradients are accumulated, a checkpoint cannot hold the position in the data, or
+  /// the program has only reported Checkpoints of its own, leaves the stop to a later boundary; for gradients only
+  /// while there is time. Communicates at some of the boundaries only, the same on all workers; returns true if it has.
+  /// Collective.
   bool stop_if_asked();
 
   // A report is a boundary, too. The workers exchange their requests as part of the report and pass the result to
@@ -67,7 +69,8 @@ class Stopper {
     bool had_state = false;       ///< true if any worker gave a State
     bool had_checkpoint = false;  ///< true if any worker gave a Checkpoint of the program's own
   };
-  /// Call it at the end of a report. Stops if any worker was asked to. Collective.
+  /// Call it at the end of a report. Stops if any worker was asked to, unless a State must still be saved and a
+  /// checkpoint cannot hold the position in the data. Collective.
   void stop_if_asked_after_report(ReportedNow report);
   void end_report() noexcept { budget_.left_boundary(); }
 

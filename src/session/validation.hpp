@@ -43,7 +43,7 @@ class Validation {
   // The following are for the first worker, while it trains. No call waits.
   /// Requests the pending validations of earlier attempts again, and updates the rows of those that have results.
   void resume(const UpdateRow& update_row, const std::vector<checkpoint::Rollback>& rollbacks);
-  /// Requests a validation. The checkpoint may still be being written.
+  /// Requests a validation; does nothing unless runs_beside_training(). The checkpoint may still be being written.
   void request(const Checkpoint& checkpoint, std::int64_t training_iteration);
   /// Updates the rows of validations whose results have come since the last call.
   void poll_results(const UpdateRow& update_row);
@@ -56,13 +56,13 @@ class Validation {
   /// validation is running. If another rank fails, the call throws RemoteError at once; a running validation continues,
   /// and the call in the next attempt takes it over.
   void serve();
-  /// Call it on every rank after training. Unless training has failed, all ranks that can run the pending validations
-  /// together; the rows are updated in any case. Then prunes checkpoints if training is done or was stopped; if
-  /// `has_trained` is false, only if it has validated some. Returns an Error if a checkpoint is still not validated:
-  /// ExitCode::stopped if a stop, the end of the time or a validation that does not end is the cause; ExitCode::retry
-  /// if this start has not trained and its time was not enough for a single validation, since another start of this
-  /// kind would not get further; ExitCode::retry, too, if only some results could not be written. Collective over the
-  /// world.
+  /// Call it on every rank after training. Unless training has failed, all ranks that are not stuck run the pending
+  /// validations together; the rows are updated in any case. Then prunes checkpoints if training is done or was
+  /// stopped; if `has_trained` is false, only if it has validated some. Returns an Error if a checkpoint is still not
+  /// validated: ExitCode::stopped if a stop, the end of the time or a validation that does not end is the cause;
+  /// ExitCode::retry if this start has not trained and its time was not enough for a single validation, since another
+  /// start of this kind would not get further; ExitCode::retry, too, if only some results could not be written.
+  /// Collective over the world.
   std::optional<Error> finish(const std::optional<Error>& error, bool has_trained = true);
 
  private:
@@ -87,12 +87,14 @@ class Validation {
   /// Gives all ranks the leader's results and returns them as text. Ends the validation that is still running.
   /// Collective.
   Json broadcast_results();
-  /// Updates the rows and returns the pending validations, each as [index, training_iteration]. Sets `update_row` on
-  /// rank 0. Collective.
+  /// Updates the rows and returns the pending validations, each as [index, training_iteration]; none if training has
+  /// failed or there is no time for any. If there are none, prunes checkpoints if `prunes` is true. Sets `update_row`
+  /// on rank 0. Collective.
   Json begin_finish(bool stopped, const std::optional<Error>& error, bool prunes, UpdateRow& update_row);
   /// Returns the pending validations, each as [index, training_iteration]. Call it on rank 0.
   Json pending(const UpdateRow& update_row);
-  /// Validates the checkpoints `left` on all ranks that can. Collective over the world.
+  /// Validates the checkpoints `left`, as long as there is time, on all ranks that are not stuck. Collective over the
+  /// world.
   void validate_together(const Json& left, bool stopped, bool prunes, const UpdateRow& update_row);
   /// Validates one checkpoint on the ranks of `group`, for which the context `all` was made. Collective over the group.
   void validate_on(const Communicator& group, const std::shared_ptr<const ValidationContext>& all,

@@ -42,7 +42,8 @@ constexpr auto time_reserve = 1s;
 /// How long to wait for a thread to notice that its validation was given up.
 constexpr auto moment = 1s;
 
-/// Returns null for each metric that another validation of this run has given and that `reported` does not have.
+/// Returns an object with null for each metric that another validation of this run has given and that `reported` does
+/// not have.
 Json earlier_names_as_null(const storage::Tier& tier, const Json& reported) {
   Json nulls = Json::object();
   for (const auto& [index, path] : tier.list().published)

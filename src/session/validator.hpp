@@ -68,7 +68,7 @@ class Validator {
   /// How the validation function has ended on this rank.
   struct Outcome {
     Json metrics = Json::object();    ///< reduced over the ranks
-    std::optional<Error> error = {};  ///< why there are no metrics; the same on all ranks
+    std::optional<Error> error = {};  ///< why there are no metrics; the same on all ranks if they are in step
     bool is_in_step = true;  ///< true if all ranks have reached the end, so that they can run the next validation
   };
 
@@ -100,11 +100,12 @@ class Validator {
 
   /// Tells the other ranks to wait for this validation, up to its timeout.
   void keep_others_waiting() const;
-  /// True if there is time for another validation.
+  /// True if there is time for another validation, or, if the time has no limit, if no stop is requested.
   bool may_begin(bool asked_to_stop) const;
   /// Decides whether the validation goes on, or why it ends. `at_the_end`: true after training.
   Decision decide(bool at_the_end) const;
-  /// Writes validation.json for the validation that has ended by `decision`, and returns the result.
+  /// Writes validation.json for the validation that has ended by `decision`, and returns the result. Writes nothing if
+  /// it was out of time.
   ValidationResult write_result(const PendingValidation& of, Decision decision);
 
   /// How long the slowest successful validation took; 0 if there was none.

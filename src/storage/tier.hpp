@@ -62,8 +62,8 @@ class Tier {
   virtual Listing list() const = 0;
 
   // Saving. Readers see nothing of a checkpoint before publish().
-  /// Begins a checkpoint that only this user can access. First removes the remains of an interrupted save with this
-  /// index.
+  /// Begins a checkpoint, which only this user can access until publish(). First removes the remains of an interrupted
+  /// save with this index.
   virtual void begin(int index) = 0;
   /// Creates a file of the checkpoint, `bytes` long and without content; `name` may contain folders. Throws an Error
   /// (ExitCode::retry) if the tier can find out that there is no space for the file.
@@ -81,8 +81,7 @@ class Tier {
 
   /// Moves a published checkpoint to a name that readers do not look for, and returns its new path.
   virtual std::filesystem::path quarantine(int index) const = 0;
-  /// Gives a checkpoint that quarantine() has moved its published name again. Returns false if another checkpoint has
-  /// that name.
+  /// Gives a checkpoint that quarantine() has moved its published name again. Returns false if that name is taken.
   virtual bool unquarantine(int index, const std::filesystem::path& damaged) const = 0;
   /// Removes a published checkpoint and its names. If the process is killed meanwhile, the checkpoint is still complete
   /// or is listed as unfinished.

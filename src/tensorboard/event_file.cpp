@@ -62,8 +62,8 @@ void append_record(std::string& to, std::string_view message) {
   append_number(to, masked_checksum(message));
 }
 
-/// Returns a name that sorts behind those of all files in the folder, since readers read the files in this order: it
-/// has a later second than they have.
+/// Returns a name that sorts behind the event files in the folder, since readers read the files in this order: it has a
+/// later second than they have. A file of the far future is ignored.
 std::string new_name(const fs::path& folder) {
   std::int64_t second = std::time(nullptr);
   std::error_code error;

@@ -21,12 +21,14 @@
 
 namespace muster::detail::tensorboard {
 
-/// One event file. Added events are kept in memory and written every two seconds, every 64 KB, and by flush(). All
-/// functions that write throw an Error (ExitCode::retry) if that fails.
+/// One event file. Added events are kept in memory until they are 64 KB, an event is added two seconds or more after
+/// the last write, or flush() is called. All functions but the destructor throw an Error (ExitCode::retry) if writing
+/// fails.
 class EventFile {
  public:
-  /// Creates `folder`/events.out.tfevents.SECONDS.HOST.PID, which TensorBoard reads after the existing files. It makes
-  /// TensorBoard hide their values from `first_step` on, since this file will have those steps again.
+  /// Creates `folder`/events.out.tfevents.SECONDS.HOST.PID, which TensorBoard reads after the existing files (except
+  /// for a file of the far future). It makes TensorBoard hide their values from `first_step` on, since this file will
+  /// have those steps again.
   EventFile(const std::filesystem::path& folder, std::int64_t first_step);
   /// Writes the events that are still in memory.
   ~EventFile();
@@ -36,7 +38,7 @@ class EventFile {
   void add_histogram(std::string_view tag, const Histogram& histogram, std::int64_t step);
   /// Adds the run's settings. Nested keys are joined by "."; a list is shown as JSON.
   void add_hyperparameters(const Json& config, const std::string& run);
-  /// Adds the mark of a finished run. Called once, at the end of the run.
+  /// Adds the mark of a finished run, and flushes. Called once, at the end of the run.
   void add_success();
   void flush();
 

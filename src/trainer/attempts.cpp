@@ -96,9 +96,9 @@ bool pause(const run::ResolvedOptions& resolved, std::chrono::seconds time) {
   return false;
 }
 
-/// Returns the end of a run that was asked to stop between two attempts: "stopped", since the newest checkpoint has the
-/// state. But if the last attempt has ended with ExitCode::retry (for example since it could not save), returns
-/// `error`. Collective.
+/// Returns the Error for a run that was asked to stop between two attempts: "stopped", since the newest checkpoint has
+/// the state. If there is no checkpoint, an Error with ExitCode::retry says so. But if the last attempt has ended with
+/// ExitCode::retry (for example since it could not save), returns `error`. Collective.
 Error stopped_between_attempts(const run::ResolvedOptions& resolved, const run::RunFolder& run, const Error& error) {
   if (error.code() == ExitCode::retry) return error;
   if (resolved.world().rank() == 0) log::warn(error.what());

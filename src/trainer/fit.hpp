@@ -15,15 +15,16 @@
 
 namespace muster::detail::trainer {
 
-/// Checks that this rank has its device and its data, and that all ranks have the same data. Returns the device. A rank
-/// that neither trains nor validates needs no device and no data.
+/// Checks that this rank has its device and its data, and that all ranks that need data have the same. Arranges that
+/// ranks of a node share decoded chunks. Returns the device. A rank that neither trains nor validates needs no device
+/// and no data.
 MUSTER_INTERNAL_API at::Device check_device_and_data(const run::ResolvedOptions& resolved);
 
-/// Returns the backend of TorchTrainer.
+/// Returns the backend of TorchTrainer. Local.
 MUSTER_INTERNAL_API std::shared_ptr<const BackendConfig> torch_backend(const TorchConfig& config);
 
-/// Writes params.json and logs what begins. Returns false, with a message, if the run is already finished and has the
-/// same configuration; then it removes unfinished checkpoints of an interrupted job.
+/// Writes params.json and logs what begins. With --resume auto, returns false, with a message, if the run is already
+/// finished and had the same train_loop_config; then it removes unfinished checkpoints of an interrupted job.
 MUSTER_INTERNAL_API bool begin_run(const run::ResolvedOptions& resolved, run::RunFolder& run);
 
 /// How training has ended.
@@ -32,15 +33,15 @@ struct TrainingOutcome {
   Json return_value = {};           ///< the training function's return value on this rank; null if it has returned none
 };
 
-/// Trains, again after each failure, until an attempt succeeds or FailureConfig allows no more attempts. Each attempt
-/// resumes from the newest checkpoint. Ranks that do not train validate meanwhile. Returns how the last attempt has
-/// ended.
+/// Trains, again after each failure that is worth a retry, until an attempt succeeds, the run is stopped, or
+/// FailureConfig or --max-failures allows no more attempts. Each attempt resumes from the newest checkpoint. Ranks that
+/// do not train validate meanwhile. Returns how the last attempt has ended.
 TrainingOutcome train_with_retries(const run::ResolvedOptions& resolved, const run::RunFolder& run, at::Device device,
                                    const TrainLoop& train_loop, session::Validation& validation);
 
 /// Marks the run as finished in its folder, if training has succeeded, and reads the result, the same on every rank.
-/// Rank 0 prints the summary. If training has failed, the result has training's error, even if the folder cannot be
-/// read. If training has succeeded, it has `unfinished_validations`.
+/// Rank 0 prints the summary, unless the start was refused. If training has failed, the result has training's error,
+/// even if the folder cannot be read. If training has succeeded, it has `unfinished_validations`.
 Result finish_run(const run::ResolvedOptions& resolved, run::RunFolder& run, const TrainingOutcome& ended,
                   const std::optional<Error>& unfinished_validations);
 
@@ -48,7 +49,7 @@ Result finish_run(const run::ResolvedOptions& resolved, run::RunFolder& run, con
 /// collective; for rank 0.
 MUSTER_INTERNAL_API void print_summary(const run::ResolvedOptions& resolved, const Result& result);
 
-/// Reads the result of a run that is finished already from its folder.
+/// Reads a run's result, without its error, from its folder.
 MUSTER_INTERNAL_API Result read_result(const run::ResolvedOptions& resolved, const run::RunFolder& run);
 
 }  // namespace muster::detail::trainer

@@ -53,7 +53,7 @@ RunContent content_of(const detail::run::RunFolder& run) noexcept {
 }
 
 /// Returns the state of the preprocessor in the newest checkpoint of a finished run; null, with a warning, if there is
-/// none.
+/// no checkpoint that can be read.
 Json saved_preprocessor(const std::filesystem::path& run) {
   namespace checkpoint = detail::checkpoint;
   std::string fact = "has no checkpoint";

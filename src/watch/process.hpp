@@ -25,9 +25,9 @@ class MainThreadStack {
   MainThreadStack(const MainThreadStack&) = delete;
   MainThreadStack& operator=(const MainThreadStack&) = delete;
 
-  /// Returns the stack, a frame per line, the innermost first. If the main thread does not react within 150 ms, the
-  /// text says so and where in the kernel it is. Call it on another thread. A sleep or read of the main thread may
-  /// return early (EINTR).
+  /// Returns the innermost frames of the stack, at most 38, one per line, the innermost first. If the main thread does
+  /// not react within 150 ms, the text says so and where in the kernel it is. Call it on another thread. A sleep or
+  /// read of the main thread may return early (EINTR).
   std::string take() const;
 
  private:

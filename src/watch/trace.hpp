@@ -33,7 +33,7 @@ struct TraceEvent {
 
 /// What was recorded.
 struct Trace {
-  std::vector<TraceEvent> events = {};    ///< in the order of their ends
+  std::vector<TraceEvent> events = {};    ///< in the order in which they were recorded
   std::vector<std::string> threads = {};  ///< names
   std::uint64_t dropped = 0;              ///< how many of the oldest events were overwritten
 };
@@ -49,12 +49,12 @@ inline std::atomic<bool> records{false};
 /// True while events are recorded.
 inline bool is_tracing() noexcept { return trace_state::records.load(std::memory_order_relaxed); }
 
-/// Begins to record, or goes on. The first call reserves memory for `capacity` events; a later one keeps what was
-/// recorded. When there is no more room, new events replace the oldest ones.
+/// Begins to record, or goes on. The first call, and the first after take_trace(), reserves memory for `capacity`
+/// events; a later one keeps what was recorded. When there is no more room, new events replace the oldest ones.
 void start_trace(std::size_t capacity);
 /// Stops recording, and keeps what was recorded.
 void stop_trace() noexcept;
-/// Stops recording and returns what was recorded since the first start_trace().
+/// Stops recording and returns what was recorded since the last take_trace().
 Trace take_trace();
 
 /// Records an event of this thread; `event.thread` is filled in. Any thread. Does nothing while nothing is recorded.

@@ -1,5 +1,5 @@
-// Lists, copies and verifies the files of a checkpoint. All functions refuse symbolic links and special files, so
-// nothing outside a checkpoint's directory is read or written.
+// Lists, copies and verifies the files of a checkpoint. Symbolic links and special files in it are refused, so nothing
+// outside a checkpoint's directory is read or written.
 #pragma once
 
 #include "base/file.hpp"
@@ -36,7 +36,8 @@ FileEntry copy_file_unless_there(const std::filesystem::path& directory, const s
 /// Returns the size and checksums of `directory`/`name`.
 FileEntry checksum_file(const std::filesystem::path& directory, const std::string& name);
 
-/// Divides `count` items among as many threads as torch has. Each thread calls work(range).
+/// Divides `count` items into at most as many shares as torch has threads, and calls work(range) for each share, on
+/// several threads.
 void for_each_share(std::uint64_t count, const std::function<void(Range)>& work);
 
 /// Opens a checkpoint's file for reading. Throws an Error (ExitCode::data) if its size differs from the entry.

@@ -102,11 +102,11 @@ std::string to_text(const Manifest& manifest);
 /// manifest `shown`.
 Manifest from_text(std::string_view text, const std::string& shown);
 
-/// True if the directory holds a manifest by muster, damaged or not.
+/// True if the directory holds a manifest that begins as those of muster do; the rest may be damaged.
 MUSTER_INTERNAL_API bool is_checkpoint(const std::filesystem::path& directory);
 /// Reads and checks the manifest in `directory`.
 MUSTER_INTERNAL_API Manifest read_manifest(const std::filesystem::path& directory);
-/// Create the file durably: in `directory`, or in the hidden folder of the checkpoint manifest.index that is being
+/// Create the file and sync it: in `directory`, or in the hidden folder of the checkpoint manifest.index that is being
 /// saved to `tier`.
 void write_manifest(const std::filesystem::path& directory, const Manifest& manifest);
 void write_manifest(const storage::Tier& tier, const Manifest& manifest);

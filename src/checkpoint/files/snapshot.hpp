@@ -22,8 +22,8 @@ class Snapshot {
   };
 
   /// Copies the bytes of `pieces`, the pieces of the file that this rank writes, past the processor's caches and on as
-  /// many threads as torch has. Does not copy tensors in `memory_snapshots`. With `compare`, also computes the
-  /// fingerprint of all other replicated tensors.
+  /// many threads as torch has. Does not copy tensors in `memory_snapshots`, nor the rows of per-rank tensors that
+  /// gather_rows() has copied. With `compare`, also computes the fingerprint of all other replicated tensors.
   Result take(const Layout& layout, const Tensors& tensors, const std::vector<std::uint64_t>& pieces,
               std::span<const optim::MemorySnapshot> memory_snapshots, bool compare);
 

@@ -41,12 +41,12 @@ std::string pack(const Layout& layout);
 Layout unpack_layout(std::string_view packed);
 
 /// Throws an Error (ExitCode::usage) for a tensor that cannot be stored: not dense, of a type that HDF5 does not have,
-/// or with a name that cannot be in one file with another tensor's name.
+/// with too many dimensions, or with a name that is invalid, or cannot be in one file with another tensor's name.
 MUSTER_INTERNAL_API void check_storable(const Tensors& tensors);
 
-/// Returns the layout of a file with one dataset per tensor; the parts of a tensor's name become groups. Tensors that
-/// share their memory become one dataset with several names. Each tensor named in `per_rank` gets one row for each of
-/// `ranks` ranks.
+/// Returns the layout of a file with one dataset per tensor; the parts of a tensor's name become groups. Replicated
+/// tensors with the same values in the same memory become one dataset with several names. Each tensor named in
+/// `per_rank` gets one row for each of `ranks` ranks.
 MUSTER_INTERNAL_API Layout make_layout(const Tensors& tensors, const std::set<std::string>& per_rank = {},
                                        int ranks = 1);
 /// True if make_layout() with these arguments would return this layout.

@@ -1,5 +1,5 @@
-// Writes state.h5. One rank writes each piece, past the page cache if the file system supports that. While pieces are
-// being written, the next pieces are copied to a buffer and their checksums are computed.
+// Writes state.h5. One rank writes each piece; in a large file, past the page cache if the file system supports that.
+// While pieces are being written, the next pieces are copied to a buffer and their checksums are computed.
 //
 //   Layout layout = make_layout(tensors);                           // on one rank, which sends it to the others
 //   tier.create(index, state_name, layout.bytes);                   // on the same rank

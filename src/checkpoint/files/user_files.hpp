@@ -23,7 +23,8 @@ struct UserFiles {
 /// that a checkpoint cannot hold.
 UserFiles list_user_files(const std::optional<std::filesystem::path>& directory);
 
-/// Returns for each file name the lowest rank that has it. That rank copies the file.
+/// Returns for each file name the lowest rank that has it. That rank copies the file. Throws an Error (ExitCode::usage)
+/// if a name is a file on one rank and a folder on another.
 std::map<std::string, int> owners_of(const std::vector<UserFiles>& ranks);
 
 /// Returns `metadata`, updated with the metadata of all ranks' folders. If ranks differ, the lowest rank's value is
