@@ -23,7 +23,11 @@ inline std::size_t utf8_length(std::string_view text) {
   if (text.size() < length) return 0;
   for (std::size_t i = 1; i < length; ++i)
     if ((static_cast<unsigned char>(text[i]) & 0xC0) != 0x80) return 0;
-  return length;
+  // UTF-8 has neither encodings that are longer than needed, nor surrogates, nor numbers above U+10FFFF.
+  const auto second = length > 2 ? static_cast<unsigned char>(text[1]) : 0;
+  const bool is_wrong = (byte == 0xE0 && second < 0xA0) || (byte == 0xED && second > 0x9F) ||
+                        (byte == 0xF0 && second < 0x90) || (byte == 0xF4 && second > 0x8F);
+  return is_wrong ? 0 : length;
 }
 
 /// The number of characters, not bytes, in UTF-8 text.

@@ -85,6 +85,15 @@ TEST(Error, BytesThatAreNotUtf8AreEscaped) {
                "\\x9b[2J \\xff é€😀 \\xc3: \\xe2\\x82 \\xc0\\xaf");
 }
 
+TEST(Printable, EncodingsThatUtf8DoesNotHaveAreEscaped) {
+  EXPECT_EQ(detail::printable("\xE0\x80\x80"), "\\xe0\\x80\\x80") << "longer than needed";
+  EXPECT_EQ(detail::printable("\xED\xA0\x80"), "\\xed\\xa0\\x80") << "a surrogate";
+  EXPECT_EQ(detail::printable("\xF0\x80\x80\x80"), "\\xf0\\x80\\x80\\x80");
+  EXPECT_EQ(detail::printable("\xF4\x90\x80\x80"), "\\xf4\\x90\\x80\\x80") << "above U+10FFFF";
+  const std::string most = "\xE0\xA0\x80 \xED\x9F\xBF \xF0\x90\x80\x80 \xF4\x8F\xBF\xBF";
+  EXPECT_EQ(detail::printable(most), most);
+}
+
 TEST(Printable, IsShortenedBetweenCharacters) {
   using detail::shortened;
   EXPECT_EQ(shortened("abc", 3), "abc");
