@@ -4,7 +4,7 @@
 //   auto halves = world.split(world.rank() % 2);      // collective
 //   double sum = halves.all_reduce(1.0);              // collective
 //
-// Every member function marked collective must be called by all ranks of the communicator, in the same order. Only one
+// All ranks of the communicator must call the member functions that are marked collective, in the same order. Only one
 // thread at a time may use a communicator; threads that communicate at the same time use duplicates. Copies are cheap
 // and refer to the same communicator. Destroying the last copy is not collective: it may happen on one rank only.
 //
