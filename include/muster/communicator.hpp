@@ -94,8 +94,8 @@ class MUSTER_API Communicator {
   double all_reduce(double value, ReduceOp op = ReduceOp::sum) const;
   std::int64_t all_reduce(std::int64_t value, ReduceOp op = ReduceOp::sum) const;
 
-  /// Allocates `bytes` of memory, the same number on every rank, in which all_reduce() works without a copy. If the
-  /// ranks of a node cannot share memory, it is this rank's private memory. Collective.
+  /// Allocates `bytes` of memory, the same number on every rank, in which a node's ranks reduce large data without a
+  /// copy. If the ranks of a node cannot share memory, it is this rank's private memory. Collective.
   SharedMemory shared_memory(std::size_t bytes) const;
 
  private:

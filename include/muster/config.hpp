@@ -109,16 +109,16 @@ MUSTER_API void from_json(const Json& json, CheckpointConfig& options);
 
 /// What happens to an optimizer's step if an averaged gradient is NaN or infinite. This is checked at each step of all
 /// prepared optimizers (Session::prepare_optimizer), and all workers take or skip the step alike. For `stop`, `skip`
-/// and `roll_back`, a model with an optimizer that is not prepared is an Error (ExitCode::usage), and so is LBFGS. The
-/// loss itself is not checked: a NaN loss shows in its gradients, and an infinite loss with finite gradients does not
-/// harm the weights. A GradScaler checks first, and skips by its own rule the steps that it finds.
+/// and `roll_back`, a model without a prepared optimizer is an Error (ExitCode::usage), and so is LBFGS. The loss
+/// itself is not checked: a NaN loss shows in its gradients, and an infinite loss with finite gradients does not harm
+/// the weights. A GradScaler checks first, and skips by its own rule the steps that it finds.
 ///
 /// For a fused optimizer the check is part of averaging or clipping; otherwise it reads the averages once.
 enum class BadNumbers {
   /// Gradients are not checked.
   ignore,
-  /// An Error (ExitCode::user_error) that names the step, the parameter and, if known, the rank. A fused optimizer may
-  /// have written its weights by then; the checkpoints are from before.
+  /// An Error (ExitCode::user_error) that names the step and, if known, the parameter and the rank. A fused optimizer
+  /// may have written its weights by then; the checkpoints are from before.
   stop,
   /// The step is skipped: weights and the optimizer's state stay as they are, and the loop continues. A report warns
   /// with the number of skipped steps. What the forward pass has changed stays changed, such as batch-norm statistics.
