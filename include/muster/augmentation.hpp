@@ -7,8 +7,9 @@
 // for validation. It is applied after the training set's own preprocessors, so it is fitted on augmented samples.
 //
 // Each sample of a batch gets its own random numbers, from the generator that Preprocessor::transform() describes.
-// Columns that are named together get the same crop and the same flip, such as an image and its mask. Dimensions are
-// counted within a sample: in a column of shape [rows, 3, 32, 32], dimension 0 is the channels and −1 is the width.
+// Columns that are named together get the same crop and the same flip, such as an image and its mask. A list without
+// columns, or with one twice, is an Error (ExitCode::usage). Dimensions are counted within a sample: in a column of
+// shape [rows, 3, 32, 32], dimension 0 is the channels and −1 is the width.
 #pragma once
 
 #include <muster/detail/export.hpp>

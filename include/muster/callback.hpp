@@ -37,13 +37,14 @@ struct LateRank {
   int rank = 0;  ///< the rank among the workers
   std::string host;
   LateCause cause = LateCause::computation;
-  /// How much longer its own part of a step takes than the median of the other workers, as a fraction of the step.
+  /// How much longer its own part of a step takes than the median of the other workers, as a fraction of the step; for
+  /// LateCause::saving, its part of a save, as a fraction of the time from save to save.
   double behind = 0;
 };
 
-/// Receives the events of a run, on every worker, on the thread of the training function. What a callback throws ends
-/// training like an exception of the training function, except in on_failure(), after_exception() and on_end(), where
-/// it is a warning.
+/// Receives the events of a run, on every worker unless a function says otherwise, on the thread of the training
+/// function. What a callback throws ends training like an exception of the training function, except in
+/// on_failed_report(), on_failure(), after_exception() and on_end(), where it is a warning.
 ///
 /// A callback that must keep its counts when a run is continued returns them as its state(). The first worker's state
 /// is saved with each checkpoint, under the callback's class and name(). Several callbacks with the same class and name
@@ -61,8 +62,8 @@ class MUSTER_API Callback {
   virtual void on_batch(std::int64_t /*global_step*/) {}
   /// The other workers wait for `late.rank`: in 8 of the last 10 comparisons, its own part of a step took longer than
   /// the median of the other workers by more than 10% of the step. Fewer comparisons are enough if the kernel's counts
-  /// show the cause. A comparison covers at least two steps and 20 ms. Called on the first worker only, once until that
-  /// worker is on time again.
+  /// show the cause. A comparison covers at least two steps and 20 ms. Saves are compared apart, in 8 of the last 10
+  /// saves (LateCause::saving). Called on the first worker only, once until that worker is on time again.
   virtual void on_late_rank(const LateRank& /*late*/) {}
   /// A report is being made, and its checkpoint comes next. `row` is its row of result.json without
   /// checkpoint_dir_name, the same on all workers.
@@ -107,7 +108,8 @@ class MUSTER_API Callback {
   /// run continues, a callback gets the state that was saved under its name. If the checkpoint has a state of its class
   /// but none under its name, a warning says so, and a callback with a name gets null and begins anew.
   virtual std::string name() const { return {}; }
-  /// The state for load_state(), which is called on every worker after on_start(); null: none.
+  /// The state for load_state(), which is called on every worker after on_start() if the checkpoint has a state for it;
+  /// null: none.
   virtual Json state() const { return nullptr; }
   virtual void load_state(const Json& /*state*/) {}
 };

@@ -34,9 +34,9 @@ struct EarlyStoppingOptions {
   std::string metric = {};
   /// Whether a larger or a smaller value is better. Required.
   std::optional<ScoreOrder> mode = {};
-  /// How many reports in a row may be no better than the best one before training ends.
+  /// Training ends after this many reports in a row that are no better than the best one; 0 is as 1.
   int patience = 3;
-  /// The least difference that counts as better.
+  /// A value is better only if it differs by more than this.
   double min_delta = 0;
 };
 

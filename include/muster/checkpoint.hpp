@@ -81,8 +81,8 @@ class MUSTER_API Checkpoint {
   static Checkpoint from_dict(const CheckpointDict& dict);
 
   const std::filesystem::path& path() const noexcept { return path_; }
-  /// Copies everything into the directory `path`, which is created; several ranks may do so at the same time. Compares
-  /// the copy with the manifest's checksums, and copies the manifest last. An Error if a different file is there.
+  /// Copies everything into the directory `path`, which is created; several ranks may do so at the same time. If there
+  /// is a manifest, compares the copy with its checksums, and copies it last. An Error if a different file is there.
   void to_directory(const std::filesystem::path& path) const;
   /// All entries: their tensors, on the CPU, and JSON values. Verifies checksums. Per-rank entries (per_rank) have
   /// the values of all ranks: tensors as [world, …], other values as a list.

@@ -43,8 +43,8 @@ struct GradBucket {
   const std::size_t index = 0;
   const bool last = false;
   /// The hook's own data, kept for this bucket from one backward() to the next. Empty at first, and again when the
-  /// buckets change: after the first backward(), if it computed gradients in another order than that of the parameters,
-  /// and when parameters are unfrozen that were frozen in prepare_model.
+  /// buckets change: after the first backward() that computed all gradients, if it did not do so from the last
+  /// parameter to the first, and when parameters are unfrozen that were frozen in prepare_model.
   std::any memory = {};
   /// [views]: true if a sample of any rank has used the parameter since its .grad was last averaged; the same on all
   /// ranks. The result in an unused view is ignored: that .grad stays as it is. Empty: all are used.
@@ -69,17 +69,18 @@ struct PowerSgdOptions {
   std::int64_t start_iteration = 10;
   /// A matrix is compressed if this makes it smaller by more than this factor.
   double min_compression_rate = 2;
-  /// Adds the error of the approximation to this rank's next gradient. This takes as much memory as the gradients.
+  /// Adds the error of the approximation to this rank's next gradient. This takes as much memory as the compressed
+  /// gradients, in float for gradients of 16 bits.
   bool error_feedback = true;
-  /// The seed of the first approximation; the same on all ranks.
+  /// The seed of its random numbers; the same on all ranks.
   std::uint64_t seed = 0;
 };
 
 /// PowerSGD (Vogels et al. 2019, arXiv 1905.13727): sends a gradient that is a matrix M as two thin matrices, P = M Q
 /// and Q = Mᵀ P with orthogonal P, and replaces it by P Qᵀ. A gradient of more than two dimensions is treated as a
 /// matrix of its first dimension by all others. Vectors, and matrices that would not become small enough, are averaged
-/// as they are. A bucket that is not finite on some rank, as may happen with a GradScaler, becomes NaN on all ranks and
-/// does not change the stored errors. Neither does a parameter that no rank's batch has used.
+/// as they are. A compressed bucket that is not finite on some rank, as may happen with a GradScaler, becomes NaN on
+/// all ranks and does not change the stored errors. Neither does a parameter that no rank's batch has used.
 MUSTER_API CommHook powersgd_hook(const PowerSgdOptions& options = {});
 
 }  // namespace muster

@@ -4,7 +4,7 @@
 //   auto halves = world.split(world.rank() % 2);      // collective
 //   double sum = halves.all_reduce(1.0);              // collective
 //
-// Every member function marked collective must be called by all ranks of the communicator, in the same order. Only one
+// All ranks of the communicator must call the member functions that are marked collective, in the same order. Only one
 // thread at a time may use a communicator; threads that communicate at the same time use duplicates. Copies are cheap
 // and refer to the same communicator. Destroying the last copy is not collective: it may happen on one rank only.
 //
@@ -94,8 +94,8 @@ class MUSTER_API Communicator {
   double all_reduce(double value, ReduceOp op = ReduceOp::sum) const;
   std::int64_t all_reduce(std::int64_t value, ReduceOp op = ReduceOp::sum) const;
 
-  /// Allocates `bytes` of memory, the same number on every rank, in which all_reduce() works without a copy. If the
-  /// ranks of a node cannot share memory, it is this rank's private memory. Collective.
+  /// Allocates `bytes` of memory, the same number on every rank, in which a node's ranks reduce large data without a
+  /// copy. If the ranks of a node cannot share memory, it is this rank's private memory. Collective.
   SharedMemory shared_memory(std::size_t bytes) const;
 
  private:

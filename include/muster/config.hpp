@@ -76,7 +76,8 @@ enum class WhenBusy {
 };
 
 struct CheckpointConfig {
-  /// How many checkpoints stay on disk; empty: all. The newest one always stays, in addition to the best ones.
+  /// How many checkpoints stay on disk; empty: all. The newest one always stays, in addition to the best ones, and so
+  /// does one whose validation is pending (muster/validation.hpp).
   std::optional<int> num_to_keep = {};
   /// The reported metric by which the best checkpoints are kept; if empty, the newest are kept.
   std::string checkpoint_score_attribute = {};
@@ -106,18 +107,18 @@ struct CheckpointConfig {
 MUSTER_API void to_json(Json& json, const CheckpointConfig& options);
 MUSTER_API void from_json(const Json& json, CheckpointConfig& options);
 
-/// What happens to an optimizer's step if an averaged gradient is NaN or infinite. This is checked before the step in
-/// all prepared optimizers (Session::prepare_optimizer), and all workers take or skip the step alike. For `stop`,
-/// `skip` and `roll_back`, a model with an optimizer that is not prepared is an Error (ExitCode::usage), and so is
-/// LBFGS. The loss itself is not checked: a NaN loss shows in its gradients, and an infinite loss with finite gradients
-/// does not harm the weights. A GradScaler checks first, and skips by its own rule the steps that it finds.
+/// What happens to an optimizer's step if an averaged gradient is NaN or infinite. This is checked at each step of all
+/// prepared optimizers (Session::prepare_optimizer), and all workers take or skip the step alike. For `stop`, `skip`
+/// and `roll_back`, a model without a prepared optimizer is an Error (ExitCode::usage), and so is LBFGS. The loss
+/// itself is not checked: a NaN loss shows in its gradients, and an infinite loss with finite gradients does not harm
+/// the weights. A GradScaler checks first, and skips by its own rule the steps that it finds.
 ///
 /// For a fused optimizer the check is part of averaging or clipping; otherwise it reads the averages once.
 enum class BadNumbers {
   /// Gradients are not checked.
   ignore,
-  /// An Error (ExitCode::user_error) that names the step, the parameter and, if known, the rank. A fused optimizer may
-  /// have written its weights by then; the checkpoints are from before.
+  /// An Error (ExitCode::user_error) that names the step and, if known, the parameter and the rank. A fused optimizer
+  /// may have written its weights by then; the checkpoints are from before.
   stop,
   /// The step is skipped: weights and the optimizer's state stay as they are, and the loop continues. A report warns
   /// with the number of skipped steps. What the forward pass has changed stays changed, such as batch-norm statistics.

@@ -39,7 +39,7 @@ struct DataLoaderOptions {
   /// Takes the samples in a random order of the whole dataset, a new one in each pass of each epoch. An error with your
   /// own sampler.
   bool shuffle = false;
-  /// Leaves out the last step of a pass if it is not full.
+  /// Leaves out the last step of a pass if it is not full; with your own sampler, each worker's last batch.
   bool drop_last = false;
   /// See BatchOptions::training.
   bool training = true;

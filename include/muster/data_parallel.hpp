@@ -46,17 +46,18 @@ struct DataParallelOptions {
 ///
 /// All ranks make the same collective calls in the same order, with the same options, and run the same backward(). Each
 /// backward() must reach a parameter on every rank: a rank without a batch takes part with a weight of 0 (step()).
-/// Errors are thrown as muster::Error, the same on all ranks that are in the call. After an exception in backward()
-/// that all ranks catch, call zero_grad() on all of them and go on. If an exception ends the life of this object on one
-/// rank, the waits of the other ranks throw a RemoteError at once, which names that rank.
+/// Errors are thrown as muster::Error. Those of save() and load(), and of options that differ, are the same on all
+/// ranks. After an exception in backward() that all ranks catch, call zero_grad() on all of them and go on. If an
+/// exception ends the life of this object on one rank, the waits of the other ranks throw a RemoteError at once, which
+/// names that rank.
 ///
 /// Calls are made on MPI's main thread below MPI_THREAD_SERIALIZED, and always by one thread at a time.
 class MUSTER_API DataParallel {
  public:
   /// Compares the model's names, shapes and types over the ranks, copies rank 0's weights and buffers to all of them,
-  /// in place, and averages gradients from then on. The module stays on its device, and all of it must be on one.
-  /// `ranks`: from from_mpi() (muster/mpi.hpp) or a Launch; its timeout stays its own. Errors are those of
-  /// Session::prepare_model. Collective.
+  /// in place, and averages gradients from then on. The module stays on the device of its first parameter; what lies
+  /// elsewhere is moved there. `ranks`: from from_mpi() (muster/mpi.hpp) or a Launch; its timeout stays its own. Errors
+  /// are those of Session::prepare_model. Collective.
   DataParallel(const Communicator& ranks, std::shared_ptr<torch::nn::Module> module,
                const DataParallelOptions& options = {});
   template <ModuleHolder Holder>

@@ -546,7 +546,7 @@ class MUSTER_API BatchRange {
   std::unique_ptr<detail::data::BatchStream> stream_;
 };
 
-/// A worker's view of a dataset: its share of each step if the dataset is split, otherwise all of it.
+/// A worker's part of a dataset: its share of each step if the dataset is split, otherwise all of it.
 ///
 /// In a split dataset, step s takes the next workers × batch_size samples of one order f(seed, name, epoch, pass). It
 /// is the same on all ranks; the samples of the last step are divided evenly. So every sample comes once, all ranks

@@ -73,12 +73,12 @@ class MUSTER_API EMA {
   void update();
   std::int64_t updates() const noexcept;
 
-  /// Makes the parameters refer to the averages, without a copy; at the end of the scope, also by an exception, they
-  /// have their own values again. Before the first update, the averages equal the weights. Do not change the weights
-  /// inside the scope. An update or another scope, also of another EMA of these weights, is an Error
-  /// (ExitCode::user_error), and so is a report of a State with the model or the average: report after the scope.
-  /// Loading either of them is refused (ExitCode::data). Checkpoint::from_dict and exports inside the scope contain the
-  /// averages as the model's weights; use this to save an averaged model under the name "model".
+  /// Makes the parameters refer to the averages, without a copy (16-bit parameters get rounded copies); at the end of
+  /// the scope, also by an exception, they have their own values again. Before the first update, the averages equal the
+  /// weights. Do not change the weights inside the scope. An update or another scope, also of another EMA of these
+  /// weights, is an Error (ExitCode::user_error), and so is a report of a State with the model or the average: report
+  /// after the scope. Loading either of them is refused (ExitCode::data). Checkpoint::from_dict and exports inside the
+  /// scope contain the averages as the model's weights; use this to save an averaged model under the name "model".
   [[nodiscard]] EMAScope apply() const;
 
   /// An entry that refers to the average, and keeps it alive.

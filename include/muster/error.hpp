@@ -48,7 +48,7 @@ class MUSTER_API Error : public std::runtime_error {
   Error(ExitCode code, const std::string& text) : std::runtime_error(text), code_(code), agreed_(true) {}
 
   ExitCode code() const noexcept { return code_; }
-  /// True if every rank has this same error; otherwise it is this rank's own.
+  /// True if every rank has this same error, and for a RemoteError; otherwise it is this rank's own.
   bool agreed() const noexcept { return agreed_; }
 
  private:

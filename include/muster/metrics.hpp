@@ -58,9 +58,9 @@ class MUSTER_API Mean {
   std::int64_t samples_ = 0;
 };
 
-/// One reported value: a number, a Mean, a metric of classification.hpp, a tensor of one real number, or any JSON,
-/// such as text or a bool (rank 0's is kept; give 0 or 1 for an average). Give the same kind on every rank. A report
-/// rejects any other tensor and names its metric (ExitCode::user_error).
+/// One reported value: a number, a Mean, a metric of classification.hpp, a tensor of one real number, or any JSON, such
+/// as text or a bool (the value of the first rank that gives one is kept; give 0 or 1 for an average). Give the same
+/// kind on every rank. A report rejects any other tensor and names its metric (ExitCode::user_error).
 class MUSTER_API Metric {
  public:
   template <std::integral T>

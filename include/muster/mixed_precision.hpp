@@ -42,8 +42,8 @@ struct AutocastOptions {
 
 /// While it lives, torch's operations on this thread and this type of device cast as torch.autocast does: matrix
 /// products and convolutions to `dtype`, operations that need its range to float. Parameters keep their type. Scopes
-/// may be nested. backward() belongs outside the scope: it computes in the types of the forward pass. On a CPU without
-/// AVX-512, 16 bits take many times as long as float; the first scope warns about this.
+/// may be nested. backward() belongs outside the scope: it computes in the types of the forward pass. On an x86 CPU
+/// without AVX-512, 16 bits take many times as long as float; the first scope that is enabled warns about this.
 class MUSTER_API Autocast {
  public:
   /// An Error (ExitCode::usage) for another dtype.
@@ -71,7 +71,7 @@ struct GradScalerOptions {
 
 /// Scales the loss, so that gradients do not vanish in half precision, and skips steps in which a gradient is infinite
 /// or NaN. It is torch.amp.GradScaler for several ranks: all of them make the same decisions. Made by
-/// Session::grad_scaler(), where a complex parameter of a prepared model is an Error (ExitCode::usage).
+/// Session::grad_scaler(), where a complex parameter that a prepared model trains is an Error (ExitCode::usage).
 ///
 /// Several optimizers may share one scaler: call unscale_() and step() for each of them, and update() after all of
 /// them.
@@ -89,8 +89,9 @@ class MUSTER_API GradScaler {
 
   /// Divides the optimizer's gradients by the scale, in place, so that they may be read or clipped before step(). They
   /// are the averages, even if the optimizer is fused (muster/optimizer.hpp). Call it once per optimizer between two
-  /// calls of update(), after the optimizer's last backward(); anything else is an Error (ExitCode::user_error), and so
-  /// are gradients in half precision and complex ones. A rank may lack some or all gradients. Collective.
+  /// calls of update(), after the optimizer's last backward(). A second call, or one after step(), is an Error
+  /// (ExitCode::user_error), and so are gradients in half precision and complex ones. A rank may lack some or all
+  /// gradients. Collective.
   void unscale_(torch::optim::Optimizer& optimizer);
 
   /// Calls unscale_() if you have not; then optimizer.step(), unless a gradient of any rank was infinite or NaN.
@@ -98,8 +99,8 @@ class MUSTER_API GradScaler {
   bool step(torch::optim::Optimizer& optimizer);
 
   /// Adapts the scale to the gradients since the last call, or sets it to `new_scale`. An Error (ExitCode::user_error)
-  /// if there was no step() or unscale_() before. If a step has several batches on a worker
-  /// (ScalingConfig::virtual_workers), the scale changes only after the last one. Local; the same on all ranks.
+  /// if there was no step() or unscale_() since then and no `new_scale` is given. If a step has several batches on a
+  /// worker (ScalingConfig::virtual_workers), the scale changes only after the last one. Local; the same on all ranks.
   void update(std::optional<double> new_scale = {});
 
   /// 1 if it is not enabled.

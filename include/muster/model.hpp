@@ -33,9 +33,9 @@ enum class Parallel {
 struct ModelOptions {
   Parallel parallel = Parallel::data;
   /// Gradients outside node-shared memory are sent in buckets of at most this many bytes (a larger gradient alone), in
-  /// the order in which the first backward() computed them. If a size has no effect, the log says so.
+  /// the order in which the first backward() computed them. If a size that you set has no effect, the log says so.
   std::size_t bucket_bytes = std::size_t{4} << 20;
-  /// The size of the first bucket; a small one is ready early.
+  /// The same for the first bucket of each type; a small one is ready early.
   std::size_t first_bucket_bytes = std::size_t{1} << 20;
   /// How a bucket is averaged, in place of a plain sum; see muster/comm_hooks.hpp. Gradients then do not go through
   /// node-shared memory, and optimizers are not fused.
@@ -45,8 +45,9 @@ struct ModelOptions {
   /// always have threads.
   std::optional<bool> progress_thread = {};
   /// Replaces torch's batch-norms in the torch::nn::Sequential containers of the model by those of
-  /// muster/sync_batch_norm.hpp, with the same parameters and names. Any other batch-norm, including a derived class,
-  /// is an Error (ExitCode::usage) that names it, before anything is changed.
+  /// muster/sync_batch_norm.hpp, with the same parameters and names. Those of an ExportedModule are synchronised too.
+  /// Any other batch-norm, including a derived class, is an Error (ExitCode::usage) that names it, before anything is
+  /// changed.
   bool sync_batch_norm = false;
 };
 

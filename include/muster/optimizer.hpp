@@ -8,9 +8,9 @@
 //
 // A prepared optimizer still is the Adam that was given: schedulers, states and checkpoints take it as one. Where it
 // gains speed, the step is fused with the averaging of gradients: each rank averages and updates its share of the
-// parameters, in one copy of them that the node's ranks share, and the optimizer's state exists only once. The results
-// are torch's own, up to rounding, except for a weight that is listed twice, which is stepped once. Checkpoints of
-// fused and other optimizers can be exchanged, at any number of ranks.
+// parameters, in one copy of them that the node's ranks share, and the optimizer's state exists only once (twice with
+// CheckpointConfig::async_save). The results are torch's own, up to rounding, except for a weight that is listed twice,
+// which is stepped once. Checkpoints of fused and other optimizers can be exchanged, at any number of ranks.
 //
 // Several optimizers may step the same parameters. If several of them could be fused with the averaging of a model's
 // gradients, the one that was prepared last is fused. All prepared optimizers step with the averages of the gradients
@@ -75,7 +75,7 @@ struct OptimizerOptions {
   /// The averaged gradients of all parameters together are scaled down to this 2-norm; 0: they are not scaled.
   double max_grad_norm = 0;
   /// Fusing is possible for SGD, Adam and AdamW (without amsgrad) over all parameters of one prepared model, in float
-  /// or double, on the CPUs of one node, if none of them shares its memory with another tensor.
+  /// or double, on the CPUs of one node with several ranks, if none of them shares its memory with another tensor.
   Fuse fuse = Fuse::automatic;
 };
 

@@ -36,7 +36,7 @@ struct ProcessGroupOptions {
 MUSTER_API bool has_backend(std::string_view name);
 
 /// Makes a process group over a duplicate of `communicator`, with the same ranks. Collective. Use it in one thread at a
-/// time, with the same order of operations on all ranks. Dense tensors of any type can be moved; reductions take
+/// time, with the same order of collectives on all ranks. Dense tensors of any type can be moved; reductions take
 /// booleans, integers, floating-point and complex numbers, and allreduce() sums and averages sparse tensors, too. An
 /// unsupported operation is an Error that says so, and so is a message whose length differs from what its receiver
 /// expects. Resolve conjugate and negative views first (resolve_conj(), resolve_neg()): torch passes every group a copy

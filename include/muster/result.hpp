@@ -37,8 +37,8 @@ struct MUSTER_API Result {
   std::filesystem::path path;
   /// Why training ended early.
   std::optional<Error> error;
-  /// The checkpoints still on disk with their reports' metrics: best first with a score attribute, otherwise newest
-  /// first.
+  /// The intact checkpoints still on disk, without rolled-back ones, with their reports' metrics: best first with a
+  /// score attribute, otherwise newest first.
   std::vector<std::pair<Checkpoint, Json>> best_checkpoints;
   /// Every report, oldest first.
   std::vector<Json> metrics_history;

@@ -14,8 +14,8 @@
 //
 // Make a scheduler before the state is restored: it scales the learning rates that it finds in the optimizer's groups,
 // and sets those of step 0 at once. Each value depends only on the number of steps, so a resumed run continues exactly
-// if the optimizer is in the same state: the optimizer has the learning rate of the next step. After its end a schedule
-// keeps its last value.
+// if the State also has the optimizer, which has the learning rate of the next step. After its end a schedule keeps its
+// last value.
 //
 // Invalid options are an Error (ExitCode::usage). torch::optim::ReduceLROnPlateauScheduler can be an entry of a state
 // too.

@@ -147,13 +147,13 @@ class MUSTER_API Evaluation {
 /// prepare_optimizer(), grad_scaler() and join() are compared: an Error (ExitCode::usage) names the first option that
 /// differs.
 ///
-/// Stopping. A run is asked to stop by SIGUSR1, SIGUSR2 or SIGHUP to any worker, by SIGTERM in Slurm, by `touch
-/// STORAGE/NAME/stop`, or by its time limit. All workers then stop at the same boundary: the next batch of a training
-/// pass, the next epoch or the next report, but not inside join(). While two training passes are open, only an epoch or
-/// a report is a boundary. At the boundary, the living State that was restored or reported last is saved without a
-/// report, and an Error with ExitCode::stopped is thrown, which passes through the training function like any other
-/// exception. If there is no such State, nothing is saved and the code is ExitCode::retry; but if a report has saved
-/// the user's own files, the run stops at the next report.
+/// Stopping. A run is asked to stop by SIGUSR1, SIGUSR2 or SIGHUP to any worker, by SIGTERM in a batch job (see
+/// Launch::stop_requested()), by `touch STORAGE/NAME/stop`, or by its time limit. All workers then stop at the same
+/// boundary: the next batch of a training pass, the next epoch or the next report, but not inside join(). While two
+/// training passes are open, only an epoch or a report is a boundary. At the boundary, the living State that was
+/// restored or reported last is saved without a report, and an Error with ExitCode::stopped is thrown, which passes
+/// through the training function like any other exception. If there is no such State, nothing is saved and the code is
+/// ExitCode::retry; but if a report has saved the user's own files, the run stops at the next report.
 ///
 /// Such an exception ends the attempt even if the training function catches it. The same holds for the exceptions about
 /// bad numbers (FailureConfig::bad_numbers), of a Callback that ends training, and of another rank's error. Later
@@ -215,9 +215,10 @@ class MUSTER_API Session {
   /// gradients inside backward(): weighted by the number of samples if there is a current batch of a training pass (see
   /// step()), otherwise equally. Returns the same module.
   ///
-  /// Parameters must have the same names and shapes on all workers. The gradients of embeddings with sparse(true) are
-  /// averaged as sparse tensors. A tensor made by expand() gets memory for each of its elements. On several ranks an
-  /// embedding with max_norm is an Error (ExitCode::usage), because its forward() writes to the weights. Collective.
+  /// Parameters must have the same names, shapes and types on all workers. The gradients of embeddings with
+  /// sparse(true) are averaged as sparse tensors. A tensor made by expand() gets memory for each of its elements. On
+  /// several ranks an embedding with max_norm is an Error (ExitCode::usage), because its forward() writes to the
+  /// weights. Collective.
   template <class M>
   requires std::convertible_to<M*, torch::nn::Module*> std::shared_ptr<M> prepare_model(
       std::shared_ptr<M> module, const ModelOptions& options = {}) {
@@ -288,10 +289,11 @@ class MUSTER_API Session {
     return step_of(step_weight_of(batch), weight);
   }
 
-  /// While the scope lives, backward() accumulates gradients locally, without averaging.
+  /// While the scope lives, backward() accumulates gradients locally, without averaging. An Error (ExitCode::usage)
+  /// with virtual workers.
   [[nodiscard]] NoSync no_sync() const;
   /// While the scope lives, ranks may have different numbers of batches; see muster/model.hpp. Exactly one model must
-  /// be prepared. Collective.
+  /// be prepared. An Error (ExitCode::usage) with virtual workers. Collective.
   [[nodiscard]] Join join(const JoinOptions& options = {}) const;
   /// While the scope lives, forward passes on the session's device compute in 16 bits where that is safe.
   [[nodiscard]] Autocast autocast(const AutocastOptions& options = {}) const;
@@ -307,7 +309,7 @@ class MUSTER_API Session {
     return evaluation(std::shared_ptr<torch::nn::Module>(holder.ptr()));
   }
 
-  /// This worker's view of the dataset of that name.
+  /// This worker's shard of the dataset of that name.
   DatasetShard get_dataset_shard(const std::string& name = "train") const;
 
   /// The objects that report() saves and restore() loads.
@@ -334,7 +336,7 @@ class MUSTER_API Session {
 
   /// Adds a point to the curve `name` in TensorBoard, at the session's global_step; where muster counts no steps, at
   /// the number of the coming report. Only the first worker's values are shown; nothing happens without
-  /// RunConfig::tensorboard. Not collective.
+  /// RunConfig::tensorboard. Throws an Error (ExitCode::user_error) if the name is empty or not UTF-8. Not collective.
   void log_scalar(const std::string& name, double value) const;
   /// The same for a picture: [height, width] or [channels, height, width] with 1 (grey), 3 (RGB) or 4 (RGBA) channels,
   /// of bytes, or of floating-point numbers from 0 to 1. Throws an Error (ExitCode::user_error) for other shapes and
@@ -372,7 +374,7 @@ class MUSTER_API Session {
   /// The launch's flags, among them --backend and --timeout.
   const LaunchFlags& flags() const noexcept;
   /// Sets the function that makes a process group of all workers. It is called now, for process_group(), and again for
-  /// each prepared model. `make` is collective.
+  /// each prepared model and for its SyncBatchNorms. `make` is collective.
   void set_process_group(std::function<c10::intrusive_ptr<c10d::ProcessGroup>()> make);
   /// True if training has ended on this worker with an exception.
   bool failed() const noexcept;

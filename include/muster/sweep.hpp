@@ -134,11 +134,12 @@ struct MUSTER_API SweepResult {
 ///
 /// If a sweep is started again under its name, by `muster run` or by hand, it keeps the trials that ended well,
 /// continues the others from their newest checkpoints, and runs the rest. Without --seed it keeps its seed. The space,
-/// a given --seed and the settings that all trials share (the trainer's train_loop_config, --config, --set) must be the
-/// same; otherwise an Error (ExitCode::usage) names the first difference. So must the metric and the mode once the
-/// scheduler has compared trials. For other Trainables, such as an operator's, only --config and --set are compared.
-/// Requests to stop (signals, the file `stop` in the sweep's folder, --time-limit) stop all trials, and each saves its
-/// state. A start can run any number of trials, since trials reuse the MPI communicators of earlier ones.
+/// the scheduler, a given --seed and the settings that all trials share (the trainer's train_loop_config, --config,
+/// --set) must be the same, and num_samples must not be smaller; otherwise an Error (ExitCode::usage) names the first
+/// difference. So must the metric and the mode once the scheduler has compared trials. For other Trainables, such as an
+/// operator's, only --config and --set are compared. Requests to stop (signals, the file `stop` in the sweep's folder,
+/// --time-limit) stop all trials, and each saves its state. A start can run any number of trials, since trials reuse
+/// the MPI communicators of earlier ones.
 ///
 /// The folder has sweep.json and sweep.csv, with a row per trial, and a folder for each trial. A run of the same name
 /// may follow, for example with the best settings; its files lie beside these.

@@ -30,7 +30,7 @@
 namespace muster {
 
 /// Sets up what a framework needs around a training function: environment variables, its own process group
-/// (Session::set_process_group). Every method is called on every worker, and is collective.
+/// (Session::set_process_group). Every method is called on every worker, and is collective unless training has failed.
 class MUSTER_API Backend {
  public:
   virtual ~Backend() = default;

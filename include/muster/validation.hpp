@@ -18,10 +18,10 @@
 //
 // Ranks that do not train run validations, with their own communicator: one checkpoint after the other, oldest first,
 // each as soon as it is committed, and no worker waits. When training has ended, they finish the validation they are
-// in, and all ranks together run those that are left; if every rank trains, these are all validations. A run that is
-// asked to stop begins only those that will end before its time is over, as far as this is known. The others are
-// pending, and run when the run is started again. If training was done, the job ends with ExitCode::stopped, so that it
-// is started again. Validations that a lost job had begun are pending, too.
+// in, and all ranks together run those that are left; if every rank trains, or only one thread may call MPI, these are
+// all validations. A run that is asked to stop begins only those that will end before its time is over, as far as this
+// is known. The others are pending, and run when the run is started again. If training was done, the job ends with
+// ExitCode::stopped, so that it is started again. Validations that a lost job had begun are pending, too.
 //
 // The function's metrics are reduced over the ranks as in Session::report(), written to validation.json in the
 // checkpoint's folder, and added to the row of its report, where they replace reported metrics of the same name.

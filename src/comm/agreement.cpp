@@ -29,8 +29,8 @@ struct Outcomes {
 };
 
 /// Gives the outcomes of all ranks of a world to each of them, in ⌈log₂ p⌉ rounds. In round k each rank sends the
-/// outcomes of itself and the ranks after it, 2^k in all, to the rank 2^k before it (Bruck et al., Efficient algorithms
-/// for all-to-all communications in multiport message-passing systems, 1997).
+/// outcomes of itself and the ranks after it, 2^k in all (fewer in the last round), to the rank 2^k before it (Bruck et
+/// al., Efficient algorithms for all-to-all communications in multiport message-passing systems, 1997).
 class OutcomeExchange {
  public:
   OutcomeExchange(World& world, int rank, const Outcome& mine)
@@ -155,8 +155,8 @@ class OutcomeExchange {
   bool finished_ = false;
 };
 
-/// Returns the outcomes. If no rank has failed but the ranks are at different nesting depths, every outcome becomes the
-/// error that says so.
+/// Returns the outcomes. If all ranks are done but at different nesting depths, every outcome becomes the error that
+/// says so.
 std::vector<Outcome> with_depth_mismatch(std::vector<Outcome> outcomes, const std::vector<int>& depths) {
   const auto least = std::ranges::min_element(depths), most = std::ranges::max_element(depths);  // the lowest ranks
   const bool all_done = std::ranges::all_of(outcomes, [](const Outcome& o) { return o.kind == Outcome::Kind::done; });

@@ -1,4 +1,4 @@
-// How one rank's error reaches all ranks. The rank raises an alarm. Every wait of every other rank sees it and throws
+// How one rank's error reaches all ranks. The rank raises an alarm. The waits of the other ranks see it and throw
 // RemoteError. Then all ranks call agree() and learn what happened on each of them.
 //
 //   Outcome mine;
@@ -21,12 +21,13 @@ namespace muster::detail::comm {
 
 /// current_outcome() for work in which ranks also wait for each other by other means than communicators, such as gloo.
 /// If another rank of the world has raised an alarm, this rank's error, such as a closed connection, follows from it
-/// and becomes `interrupted` too. A rank that has raised an alarm keeps that outcome, whatever it receives or throws
-/// later, so that a cause remains if several ranks fail at once.
+/// and becomes `interrupted` too, unless it is the same error. A rank that has raised an alarm keeps that outcome,
+/// whatever it receives or throws later, so that a cause remains if several ranks fail at once.
 MUSTER_INTERNAL_API Outcome current_outcome(const Communicator& world);
 
 /// If this rank has failed, tells all other ranks of the world, whose waits throw RemoteError from then on. Returns at
-/// once; a second call before agree() does nothing, and so does a call in a child of fork().
+/// once. Does nothing in a second call before agree(), in a child of fork(), and for an error on which an outer attempt
+/// has agreed.
 MUSTER_INTERNAL_API void raise_alarm(const Communicator& communicator, const Outcome& mine);
 
 /// Throws RemoteError if another rank of the world has raised an alarm, as every wait on a communicator does.
@@ -35,11 +36,11 @@ void throw_if_alarm_raised(const Communicator& communicator);
 /// For a separate world that a thread of its own uses on this rank. Another thread calls this to give up that thread's
 /// work: the thread's waits on the world throw at once, and so do its later calls. Local.
 void give_up_work(const Communicator& world) noexcept;
-/// Call it when that thread has had its time to end: its calls on the world never return from now on, so that MPI may
-/// end without it. Local.
+/// Call it when the thread of give_up_work() has had its time to end: that thread's calls on the world never return
+/// from now on, so that MPI may end without it. Local.
 void leave_thread_behind(const Communicator& world) noexcept;
-/// That thread calls this before it uses or frees objects that may end with the process: never returns if the thread is
-/// left behind. Local.
+/// The thread of give_up_work() calls this before it uses or frees objects that may end with the process; the call
+/// never returns if the thread is left behind. Local.
 void stay_if_left_behind(const Communicator& world);
 
 /// The error that some ranks did not come to agree(): they are stuck or lost, and the job has to end.
@@ -71,9 +72,9 @@ class NestedAttempt {
 /// Waits for all ranks and returns the outcome of each. Collective over the world.
 ///
 /// Ranks may come from attempts at different depths, for example if one has thrown between two nested attempts. Then
-/// the agreement belongs to the outermost attempt. A rank in a deeper one gets the root cause thrown, here and from
-/// every later call, until its agree() at the outermost depth returns these same outcomes. If no rank has failed, the
-/// different depths are the error.
+/// the agreement belongs to the outermost attempt. A rank in a deeper one gets the root cause thrown, here and by its
+/// later calls on the world's communicators, until its agree() at the outermost depth returns these same outcomes. If
+/// all ranks are done, the different depths are the error.
 ///
 /// Throws RanksMissing (ExitCode::retry), which names the missing ranks, past `timeout` and the time that ranks have
 /// announced by keep_alive(), or past stall_grace after some rank has given up waiting.

@@ -81,7 +81,7 @@ void Alarm::clear(const std::vector<bool>& raised) {
     check(MPI_Probe(r, tag_, comm_, &status), "MPI_Probe");
     receive(status);
   }
-  // The sends complete, since every other rank receives this notice in its own clear().
+  // The sends complete, since every other rank receives this notice, in its own clear() at the latest.
   if (!sends_.empty())
     check(MPI_Waitall(static_cast<int>(sends_.size()), sends_.data(), MPI_STATUSES_IGNORE), "MPI_Waitall");
   sends_.clear();

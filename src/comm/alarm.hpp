@@ -1,4 +1,5 @@
-// Error notices between all ranks of a world, over a separate communicator. Every wait polls for them.
+// Error notices between all ranks of a world, over a separate communicator. Waits on the world's communicators poll for
+// them.
 #pragma once
 
 #include "comm/outcome.hpp"
@@ -33,7 +34,8 @@ class Alarm {
   }
   /// Throws RemoteError if another rank has raised an alarm; every call until clear() throws the same error.
   void throw_if_raised();
-  /// Receives a notice if one has come. throw_if_raised() throws the first one received.
+  /// Receives a notice if one has come; does nothing while another thread uses the alarm. throw_if_raised() throws the
+  /// first notice received.
   void poll();
   /// The lowest rank that is known to have waited too long: this rank, or a rank whose notice was received.
   std::optional<int> stalled() const noexcept {

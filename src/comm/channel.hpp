@@ -80,7 +80,8 @@ class Channel {
             const RecordedCall& recorded_call, std::optional<std::chrono::milliseconds> timeout = {});
   /// Throws the Error (ExitCode::retry), whose text begins with `doing`, of an operation that has not finished within
   /// `longest`; it names the late ranks. If they have announced that they will be late, and the timeout is not the
-  /// operation's own, returns how much longer to wait instead. `since`, `suspended`: see WaitMonitor::decide().
+  /// operation's own (`is_own`), returns how much longer to wait instead. Throws as WaitMonitor::decide() does, too.
+  /// `since`, `suspended`: see WaitMonitor::decide().
   std::chrono::milliseconds past_timeout(const RecordedCall& recorded_call, const std::string& doing,
                                          std::chrono::nanoseconds since, std::chrono::nanoseconds suspended,
                                          std::chrono::milliseconds longest, bool is_own) const;
@@ -92,9 +93,9 @@ class Channel {
     const UnderWayUpdate update{*this};
     return body();
   }
-  /// Advances the operations of every channel of this process. This is necessary because two ranks may wait for several
-  /// operations in different orders, and each rank then needs the other rank's part in all of them. Local. The error of
-  /// an operation is thrown where its caller waits, not here.
+  /// Advances the hierarchies' operations of all channels of this process, except those that another thread uses now.
+  /// This is necessary because two ranks may wait for several operations in different orders, and each rank then needs
+  /// the other rank's part in all of them. Local. The error of an operation is thrown where its caller waits, not here.
   static void advance_all();
   /// Keeps `channel` alive until its operations on this node have finished or their attempt has failed. This rank no
   /// longer waits for these operations, but other ranks need its part. Local; any thread.

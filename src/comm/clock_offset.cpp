@@ -11,7 +11,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int exchanges = 100;  ///< messages to each node
+constexpr int exchanges = 100;  ///< messages to the first rank of each other node
 constexpr int tag = 0;
 
 std::int64_t now() { return std::chrono::nanoseconds(Clock::now().time_since_epoch()).count(); }

@@ -15,8 +15,8 @@ struct ClockOffset {
   std::chrono::steady_clock::time_point when = {};  ///< time of the measurement, by the clock of rank 0's node
 };
 
-/// Returns the offsets of all nodes on rank 0, and nothing on other ranks. Rank 0 asks the first rank of each node for
-/// its time, many times, and uses the answer that came most quickly. Collective.
+/// Returns the offsets of all nodes on rank 0, and nothing on other ranks. Rank 0 asks the first rank of each other
+/// node for its time, many times, and uses the answer that came most quickly. Collective.
 std::vector<ClockOffset> measure_clock_offsets(const Communicator& communicator);
 
 }  // namespace muster::detail::comm

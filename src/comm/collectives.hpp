@@ -1,7 +1,8 @@
 // Collectives on raw memory: address, element type, count, operation. Uses no torch and exposes no MPI.
 //
-// Every call starts the operation and returns a Request. Calls on one communicator must come in the same order on all
-// of its ranks. Counts are in elements and may exceed 2^31; larger counts than MPI's int holds are sent in chunks.
+// Every call starts the operation and returns a Request. Collective calls on one communicator must come in the same
+// order on all of its ranks. Counts are in elements and may exceed 2^31; larger counts than MPI's int holds are sent in
+// chunks.
 //
 // If all ranks of a communicator share memory (src/node), barriers, broadcasts and reductions go through that memory.
 // Across nodes an all-reduce uses it inside each node and exchanges slices between the nodes (hierarchy.hpp). MPI
@@ -31,8 +32,8 @@ using node::size_of;
 /// start of another operation, and the agreement of the ranks. See also comm/progress.hpp.
 ///
 /// Destroying an unfinished request does not stop the operation, since other ranks may need this rank's part. Memory
-/// passed to keep() then lives until MPI no longer uses it. Other memory must outlive the communicator, except for an
-/// operation within one node: that continues in a private copy.
+/// passed to keep() then lives until MPI no longer uses it. Other memory must outlive the communicator, unless all
+/// ranks share the memory of one node: then the operation continues in a private copy, or in registered memory.
 class Request {
  public:
   struct State;
@@ -43,13 +44,12 @@ class Request {
   Request& operator=(Request&&) noexcept;
   ~Request();
 
-  /// True if the operation has finished. Advances it and never blocks. Throws RemoteError if another rank has raised
-  /// an alarm.
+  /// True if the operation has finished. Advances it and never blocks. Throws RemoteError if it has not finished and
+  /// another rank has raised an alarm.
   bool done();
   /// True if the operation is not known to have finished. Advances nothing.
   bool pending() const noexcept;
-  /// Waits until the operation has finished. Throws an Error (ExitCode::retry) past `timeout`, by default the launch's
-  /// timeout.
+  /// Waits until the operation has finished. `timeout`, and what is thrown: see wait_on().
   void wait(std::optional<std::chrono::milliseconds> timeout = {});
   /// Like wait(), but for a larger operation that this one belongs to: waits until ready() is true. This request must
   /// not have finished yet.
@@ -57,7 +57,7 @@ class Request {
                   std::optional<std::chrono::milliseconds> timeout = {});
   /// Throws the Error (ExitCode::retry) of a wait of that length. This request must not have finished yet.
   void fail_after(std::chrono::milliseconds timeout, const std::string& doing) const;
-  /// The rank that a receive got its message from; -1 for receive_any() until it has finished.
+  /// The rank that a receive gets its message from; -1 for receive_any() until it has finished.
   int source() const noexcept;
   /// Holds `memory` until the operation has finished.
   void keep(std::shared_ptr<void> memory);

@@ -21,7 +21,8 @@ namespace muster::detail::comm {
 class MpiCommunicator;
 
 /// Small collectives for ranks that make a world, a channel or shared memory together. Every call is collective over
-/// the ranks that it names. It throws an Error (ExitCode::retry) if they do not all come within half an hour.
+/// the ranks that it names, or else over all ranks of the communicator. It throws an Error (ExitCode::retry) if they do
+/// not all come within half an hour.
 class Handshake {
  public:
   /// `doing` begins the error's text.

@@ -18,7 +18,7 @@ constexpr unsigned tags = 8192;
 int scatter_tag(unsigned number) { return static_cast<int>(1 + 2 * (number % tags)); }
 int gather_tag(unsigned number) { return scatter_tag(number) + 1; }
 
-/// How often each test calls MPI: Open MPI polls its sockets only in every eighth call that advances operations.
+/// How often a test calls MPI, at most: Open MPI polls its sockets only in every eighth call that advances operations.
 constexpr int calls_per_poll = 8;
 
 /// For slices of up to this many bytes, a second exchange (gathering) costs more than it saves. The limit is lower for
@@ -31,7 +31,7 @@ constexpr std::size_t short_bytes(int nodes) {
 constexpr int few_nodes = 8;
 /// An all-reduce is cut into pieces of this size so that network and memory work at the same time. With larger pieces
 /// the messages of the second exchange wait behind those of the first: pieces of 4 MB take 1.3 times as long on a link
-/// of 1 Gbit/s. Slices stay above short_bytes().
+/// of 1 Gbit/s. Slices of such a piece are longer than short_bytes().
 std::size_t piece_bytes(int leaders) {
   return std::max(std::size_t{1} << 20, static_cast<std::size_t>(leaders) * (std::size_t{256} << 10));
 }
@@ -44,7 +44,7 @@ constexpr std::size_t split_bytes = std::size_t{32} << 10;
 /// the result to the others; a short slice is reduced whole by every leader. Sums are formed in the order of nodes, so
 /// all leaders get the same bits. With many nodes n, short slices reach all nodes in ⌈log₂ n⌉ rounds: in a round, a
 /// leader that has k slices sends them to the leader k nodes before it, and receives k slices from the leader k nodes
-/// after it.
+/// after it (fewer in the last round).
 class SliceExchange {
  public:
   SliceExchange(Channel& channel, std::byte* data, std::size_t count, const node::Reduction& reduction)

@@ -1,7 +1,7 @@
-// All-reduce over several nodes. The ranks of a node use the node's shared memory, and each node has several leaders.
-// A leader reduces one slice inside its node, the leaders of the same slice exchange it between the nodes, and each
-// shares the result inside its node. So all leaders use the network at once, and a node sends the least possible:
-// 2 S (n - 1) / n bytes for S bytes on n nodes.
+// All-reduce over several nodes. The ranks of a node use the node's shared memory, and each node has one or more
+// leaders. A leader reduces one slice inside its node, the leaders of the same slice exchange it between the nodes, and
+// each shares the result inside its node. So all leaders use the network at once, and unless slices are short, a node
+// sends the least possible: 2 S (n - 1) / n bytes for S bytes on n nodes.
 #pragma once
 
 #include "node/communicator.hpp"

@@ -18,7 +18,7 @@ inline void check(int code, const char* call) {
   if (code != MPI_SUCCESS) fail(code, call);
 }
 
-/// Gives MPI_COMM_WORLD an error handler that lets test() return its errors. All other errors end the program, as with
+/// Gives MPI_COMM_WORLD an error handler that lets test() return its errors. Its other errors end the program, as with
 /// MPI's default handler. MPICH calls the handler of MPI_COMM_WORLD for the errors of any request.
 void return_errors_of_tests();
 
@@ -42,8 +42,8 @@ MPI_Comm duplicate(MPI_Comm comm);
 MPI_Datatype mpi_type(node::Dtype type);
 
 /// The MPI operation for that type. It calls the same kernels as reductions in a node's shared memory
-/// (node/kernels.hpp), so results have the same bits whether MPI or shared memory carries a reduction. The operation
-/// must be defined for the type (node::is_reducible()).
+/// (node/kernels.hpp), so that both treat NaN, booleans and half types alike; but MPI chooses the order in which it
+/// reduces. The operation must be defined for the type (node::is_reducible()).
 MPI_Op mpi_op(ReduceOp op, node::Dtype type);
 
 }  // namespace muster::detail::comm

@@ -158,7 +158,7 @@ void MpiCommunicator::receive_all() {
 }
 
 /// Starts the collectives that other ranks have begun and this rank has not, so that they end on the other ranks.
-/// False, on all ranks, if the ranks were in different collectives, or if a rank has missed too many.
+/// False, on all ranks, if the ranks were in different collectives, or if a rank has missed too many or too large ones.
 bool MpiCommunicator::catch_up(const AllMax& all_max) {
   std::array<std::uint64_t, 2> bounds{begun_, ~begun_};
   all_max(bounds, [] {});
@@ -189,7 +189,7 @@ bool MpiCommunicator::catch_up(const AllMax& all_max) {
   return true;
 }
 
-/// True if no abandoned request is unfinished. A request that ended with an error counts as finished.
+/// True if all abandoned requests have finished. A request that ended with an error counts as finished.
 bool MpiCommunicator::all_finished() {
   std::erase_if(pending_, [](MPI_Request& request) {
     bool completed = false;

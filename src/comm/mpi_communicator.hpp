@@ -61,8 +61,8 @@ class MpiCommunicator {
   using AllMax = std::function<void(std::span<std::uint64_t>, const std::function<void()>&)>;
   /// Ends the operations and drops the messages that the last user has left, so that the communicator can be used
   /// again. False, on all ranks, if that is impossible because the ranks were in different collectives, or one rank had
-  /// missed too many. Throws an Error (ExitCode::retry), whose text begins with `doing`, if not all ranks come within
-  /// half an hour. Collective.
+  /// missed too many or too large ones. Throws an Error (ExitCode::retry), whose text begins with `doing`, if not all
+  /// ranks come within half an hour. Collective.
   bool clean(const char* doing, const AllMax& all_max);
 
   const MPI_Comm comm;

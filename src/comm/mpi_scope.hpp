@@ -40,8 +40,8 @@ class MpiScope {
 MUSTER_INTERNAL_API bool initialise_mpi();
 /// Finalises MPI, unless this MPI library might hang in it. For whoever got true from initialise_mpi().
 MUSTER_INTERNAL_API void finalise_mpi(bool on_one_node) noexcept;
-/// Has `call` called at the beginning of MPI_Finalize(), whoever calls that; MPI can still be used then. Once a
-/// process.
+/// Has `call` called at the beginning of MPI_Finalize(), whoever calls that; MPI can still be used then. Call it once
+/// per process.
 MUSTER_INTERNAL_API void call_before_finalize(void (*call)());
 /// This process's rank in MPI_COMM_WORLD, and the number of ranks there. Local.
 MUSTER_INTERNAL_API std::pair<int, int> rank_and_size();

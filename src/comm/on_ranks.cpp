@@ -20,7 +20,8 @@ std::string packed_outcome(const std::function<std::string()>& work) {
   return pack(mine);
 }
 
-/// Agrees with all ranks on how the work has ended and returns the root cause. `errors` gets the error of each rank.
+/// Agrees with all ranks on how the work has ended and returns the root cause; none if all have succeeded. `errors`
+/// gets the error of each rank that has not.
 std::optional<Error> conclude(const Communicator& world, const Timeouts& timeouts, const Outcome& mine,
                               std::map<int, std::string>* errors = nullptr) {
   const bool done = mine.kind == Outcome::Kind::done;

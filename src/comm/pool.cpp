@@ -48,8 +48,8 @@ void Pool::give_back(std::unique_ptr<MpiCommunicator> communicator) noexcept {
   idle_.push_back(std::move(communicator));
 }
 
-/// Takes this rank's idle communicators of `members` out of the pool, the newest first: another rank may keep an old
-/// one in use for long.
+/// Takes this rank's idle communicators of `members` out of the pool, at most most_offered, the newest first: another
+/// rank may keep an old one in use for long.
 std::vector<std::unique_ptr<MpiCommunicator>> Pool::claim(const std::vector<int>& members) {
   const std::lock_guard lock(mutex_);
   const auto others = std::ranges::partition(idle_, [&](const auto& one) { return one->members == members; });

@@ -35,8 +35,8 @@ class PooledCommunicator {
   std::shared_ptr<Pool> pool_;
 };
 
-/// Owns the MPI communicators of this rank and hands them out. Thread-safe. Each rank has a member number, which is the
-/// same on all ranks of the pool.
+/// Keeps the idle MPI communicators of this rank and hands them out. Thread-safe. Each rank has a member number, which
+/// is the same on all ranks of the pool.
 class Pool : public std::enable_shared_from_this<Pool> {
  public:
   /// Takes `count` communicators over `ranks` of `over`, whose member numbers are `members`. Collective over `ranks`:

@@ -30,7 +30,7 @@ struct Progress {
   std::mutex mutex;       ///< guards the members below
   std::condition_variable changed;
   std::list<std::function<Advanced()>> added;
-  clockid_t owner{};  ///< the CPU time of the thread that has added the last operation
+  clockid_t owner{};  ///< the CPU-time clock of the thread that has added the last operation
   bool is_started = false;
   std::atomic<bool> is_ended{false};  ///< written with both mutexes locked
   std::atomic<bool> is_finalised{false}, is_forked{false};
@@ -41,8 +41,9 @@ Progress& progress() {
   return *progress;
 }
 
-/// Tells for how long the thread rests between two rounds. While the program computes, it sleeps, to leave the core to
-/// the program; while the program waits, it only offers the core to others.
+/// Lets the thread rest between two rounds. While the program computes, the thread sleeps, to leave the core to the
+/// program; also if cores do not suffice, or if nothing has ended for 200 ms. Otherwise it only offers the core to
+/// others.
 class Rest {
  public:
   void restart() { begun_ = Clock::now(); }

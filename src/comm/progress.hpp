@@ -10,7 +10,7 @@
 namespace muster::detail::comm {
 
 /// Call it before the other functions here, with MPI initialised. From then on this process notices MPI_Finalize() and
-/// that it is a child of fork(); the thread ends before MPI does, and a child has none. Again, it does nothing.
+/// that it is a child of fork(); the thread ends before MPI does, and a child has none. A second call does nothing.
 void prepare_progress();
 
 /// Throws an Error (ExitCode::usage) once MPI is finalised and in a child of fork(). Its text begins with `doing` and
@@ -29,9 +29,9 @@ struct Advanced {
 };
 
 /// Makes the thread call `advance` with operation_mutex() locked, again and again, until the operation is over; it must
-/// not throw. The first call starts the thread. It sleeps while there is nothing to advance, and between two rounds
-/// while the calling thread computes. Returns false, and does nothing, if MPI does not allow several threads or the
-/// thread has ended.
+/// not throw. The first call starts the thread. It sleeps while there is nothing to advance; and between two rounds
+/// while the calling thread computes, if cores do not suffice, or if nothing has ended for 200 ms. Returns false, and
+/// does nothing, if MPI does not allow several threads or the thread has ended.
 bool advance_in_background(std::function<Advanced()> advance);
 
 /// Ends the thread for good: from now on operations advance only where they are waited for. Local; any thread.

@@ -28,8 +28,8 @@ struct SharedRegion {
   }
 };
 
-/// Gives each rank `bytes` bytes of shared address space, the same on all ranks, and reserves memory for the first
-/// `reserved` bytes. Empty, on all ranks, if memory cannot be shared or there is not enough for some rank. The
+/// Gives each rank `bytes` bytes of shared address space, the same number on all ranks, and reserves memory for the
+/// first `reserved` bytes. Empty, on all ranks, if memory cannot be shared or there is not enough for some rank. The
 /// segment's name is already removed. Collective.
 std::optional<SharedRegion> allocate_shared(const Communicator& communicator, std::size_t bytes, std::size_t reserved);
 

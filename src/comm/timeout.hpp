@@ -8,7 +8,7 @@
 
 namespace muster::detail::comm {
 
-/// Sets the timeout of every later wait on communicators of this world.
+/// Sets the timeout of later waits on communicators of this world, unless a wait has its own.
 MUSTER_INTERNAL_API void set_timeout(const Communicator& communicator, std::chrono::milliseconds timeout);
 MUSTER_INTERNAL_API std::chrono::milliseconds timeout(const Communicator& communicator);
 

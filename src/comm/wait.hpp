@@ -31,8 +31,8 @@ inline void pause() noexcept {
 #endif
 }
 
-/// True if the ranks of this node may together run on at least as many CPUs as there are ranks. False until the first
-/// world is made.
+/// True if the ranks of this node may together run on at least as many CPUs as there are ranks, or if their CPUs are
+/// not known. False until the first world is made.
 inline std::atomic<bool> has_core_per_rank{false};
 
 /// Calls ready() until it is true, for some tens of microseconds, without giving up the core. If cores do not suffice
@@ -98,7 +98,8 @@ bool wait_until(Ready&& ready, std::chrono::milliseconds timeout) {
 
 /// Waits until ready() is true, as every wait on a communicator does. Throws RemoteError if another rank has raised an
 /// alarm, and an Error (ExitCode::retry), whose text begins with doing(), past `timeout`, which is the launch's timeout
-/// if it is empty.
+/// if it is empty; then the time that late ranks have announced is added. Throws an Error (ExitCode::user_error) if it
+/// finds ranks in different calls.
 void wait_on(const Communicator& communicator, const std::function<bool()>& ready,
              const std::function<std::string()>& doing, std::optional<std::chrono::milliseconds> timeout = {});
 

@@ -27,7 +27,8 @@ constexpr std::chrono::milliseconds before_roll_call = 10s, answers_to_roll_call
 /// The lowest rank that has come ends the job. The other ranks give it this much time.
 constexpr auto time_for_lowest = 2s;
 
-/// Finds out which ranks of MPI_COMM_WORLD have come. When one of them asks, each rank tells every other rank once.
+/// Finds out which ranks of MPI_COMM_WORLD have come. A rank asks by telling every other rank that it has come. Each of
+/// these answers in the same way, once.
 class RollCall {
  public:
   RollCall()

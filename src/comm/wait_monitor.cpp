@@ -35,7 +35,7 @@ constexpr int question_tag = 1, answer_tag = 2;
 constexpr auto stack_timeout = 250ms, answer_timeout = 500ms;
 /// How often the thread polls for questions from other nodes.
 constexpr auto poll_interval = 50ms;
-/// The ranks of each other node that are asked.
+/// How many ranks of each other node are asked, at most.
 constexpr std::size_t asked_ranks = 4;
 /// Limits for the message on the terminal (ranks, frames) and for the log (calls).
 constexpr std::size_t shown_ranks = 3, shown_frames = 7, kept_calls = 16;
@@ -268,7 +268,7 @@ std::vector<WaitMonitor::Finding> WaitMonitor::inspect_node(const WaitedFor& cal
   return findings;
 }
 
-/// Adds the stacks of the ranks of this node that are late or stopped.
+/// Adds the stacks of the ranks of this node that are late or stopped, at most shown_ranks of them.
 void WaitMonitor::add_stacks(std::span<Finding> findings) {
   std::vector<std::pair<Finding*, std::uint32_t>> asked;
   for (auto& finding : findings) {

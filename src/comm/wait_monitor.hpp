@@ -1,7 +1,8 @@
 // Finds out which ranks are late when a wait takes too long, and what they are doing.
 //
 // The ranks of a node read each other's records (watch/record.hpp) in shared memory. Ranks of other nodes are asked by
-// messages: a background thread of one rank per node answers for the whole node, whatever its main thread is doing.
+// messages, a few on each node. A background thread of each, if several threads may call MPI, answers for the whole
+// node, whatever the main thread is doing.
 #pragma once
 
 #include "comm/placement.hpp"
@@ -63,9 +64,9 @@ class WaitMonitor {
     std::string details;                ///< lines that say where the late ranks are
   };
   /// Called when a wait that began at `begun` has reached its timeout. `suspended`: the time since `begun` in which
-  /// this process did not run; it is added to the time that late ranks have announced. Inspects all ranks that take
-  /// part and writes what each is doing to this rank's log. `late`: the late ranks, if the caller knows them. Throws an
-  /// Error (ExitCode::user_error) if another rank is in a different call.
+  /// this process did not run; it is added to the time that late ranks have announced. Inspects the ranks that take
+  /// part and, if the wait is over, writes what each is doing to this rank's log. `late`: the late ranks, if the caller
+  /// knows them. Throws an Error (ExitCode::user_error) if another rank is in a different call.
   Decision decide(const WaitedFor& call, std::chrono::nanoseconds begun, std::chrono::nanoseconds suspended,
                   std::chrono::milliseconds timeout, const std::vector<int>* late = nullptr);
   /// Records the call in which the main thread waits; call number 0 if it does not wait. Ignored on other threads.
@@ -97,7 +98,7 @@ class WaitMonitor {
   const int rank_;
   const Placement placement_;
   std::shared_ptr<void> memory_;
-  std::vector<watch::Record*> records_;  ///< [rank]; null on other nodes
+  std::vector<watch::Record*> records_;  ///< [rank]; null if it cannot be read from here
   bool shares_memory_ = false;           ///< true if each node's ranks share memory, or each node has one rank
   std::mutex asking_;
   std::int64_t questions_ = 0;

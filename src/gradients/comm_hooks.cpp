@@ -74,7 +74,7 @@ void orthonormalise(const at::Tensor& rows, std::uint64_t seed) {
 
 namespace {
 
-/// The type of all numbers that a bucket sends: the type of its gradients, or float for half types.
+/// The type of all numbers that compress() sends: the type of the bucket's gradients, or float for half types.
 at::ScalarType type_of_factors(const GradBucket& bucket) { return at::toOpMathType(bucket.gradients.scalar_type()); }
 
 void all_reduce(c10d::ProcessGroup& group, const at::Tensor& tensor) {
@@ -82,7 +82,7 @@ void all_reduce(c10d::ProcessGroup& group, const at::Tensor& tensor) {
   group.allreduce(tensors)->wait();
 }
 
-/// True if the sum is finite; the same on all ranks. Collective.
+/// Sums the tensor over the ranks, in place. True if the sum is finite; the same on all ranks. Collective.
 bool all_reduce_finite(c10d::ProcessGroup& group, const at::Tensor& tensor) {
   all_reduce(group, tensor);
   return at::isfinite(tensor).all().item<bool>();

@@ -133,7 +133,8 @@ class Exchange {
   /// keep the gradient's memory and reduce it in place, so nobody else may read or write it until finish() has
   /// returned.
   virtual void add(std::size_t index, const at::Tensor& gradient, ParameterUse use) = 0;
-  /// Waits until every rank has added every gradient. Collective.
+  /// Waits until every rank has added every gradient, and averages them. Only stores the gradients if
+  /// is_step_complete() is false afterwards. Collective.
   virtual void finish() = 0;
   /// False if gradients are only stored so far, since this rank's further rounds of the step must come before the
   /// average.
@@ -147,10 +148,10 @@ class Exchange {
   virtual int user_count(std::size_t index) const = 0;
   /// Makes `gradient` hold the average, in place if it is defined.
   virtual void fetch(std::size_t index, at::Tensor& gradient) = 0;
-  /// Returns the OR of all ranks' flags; 0 from an exchange without gradients, since it sends nothing.
+  /// Returns the OR of all ranks' flags; an exchange without gradients may send nothing and return 0.
   virtual Flags flags() const = 0;
   /// Returns the sum of the weights given to begin(), over the number of ranks (or micro-batches, where these are
-  /// averaged); 0 from an exchange without gradients.
+  /// averaged); an exchange without gradients may return 0.
   virtual double mean_weight() const = 0;
 
   /// Returns the interface for a fused optimizer; null if this exchange has none.

@@ -33,7 +33,7 @@ bool is_step_complete(const at::Tensor& parameter);
 
 /// Replaces this rank's own gradients in the parameters' .grad by the averages (Reducer::fetch_averages). The fused
 /// optimizer that backward() leaves gradients to does not need it; all other readers of .grad do. Collective if an
-/// optimizer is fused with one of the parameters' models.
+/// optimizer is fused with one of the parameters' models, or if its last round was in no_sync().
 void fetch_averages(const std::vector<at::Tensor>& parameters);
 /// Call it before muster itself changes the .grad of these parameters (Reducer::before_own_change).
 void before_own_change(const std::vector<at::Tensor>& parameters);

@@ -11,8 +11,9 @@ class Module;
 
 namespace muster::detail::gradients {
 
-/// Returns one line per parameter and buffer, in the module's order: kind and name, a tab, type and shape. If a
-/// parameter has two names, the line of the second name says so.
+/// Returns one line per parameter and buffer, in the module's order: kind and name, a tab, type and shape; also the
+/// strides of a tensor that is not contiguous, and whether a parameter is frozen. If a parameter has two names, the
+/// line of the second name says so.
 std::string signature(const torch::nn::Module& module);
 
 /// Describes the first difference between the ranks' signatures, for example `parameter fc.weight is Float[2, 3] on

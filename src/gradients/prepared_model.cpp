@@ -104,7 +104,7 @@ void average_tensors(c10d::ProcessGroup& group, const std::vector<at::Tensor>& t
 
 std::string_view last_part(std::string_view name) { return name.substr(name.rfind('.') + 1); }  // npos + 1 is 0
 
-/// True for a batch-norm's running mean or variance.
+/// True for a running mean or variance, by the names that batch-norms give them.
 bool is_running_statistic(std::string_view name, const at::Tensor& buffer) {
   return (last_part(name) == "running_mean" || last_part(name) == "running_var") &&
          (buffer.is_floating_point() || buffer.is_complex());
@@ -206,7 +206,7 @@ class PreparedModel::MicroBatchBuffers {
   step::MicroBatchShare share_;
   std::vector<at::Tensor> buffers_;
   std::vector<bool> is_statistic_;
-  std::vector<std::vector<at::Tensor>> of_micro_batch_;  ///< [buffers][elements] for each micro-batch of this rank
+  std::vector<std::vector<at::Tensor>> of_micro_batch_;  ///< [micro-batches of this rank][buffers]
   /// The micro-batch whose values are in the module; -1 after synchronise() and before the first batch.
   int inside_ = -1;
 };

@@ -50,9 +50,10 @@ class PreparedModel {
  public:
   /// Compares the options over the ranks, moves the module to the device, compares names, shapes and types over the
   /// ranks, copies rank 0's weights and buffers to all ranks, in place, and installs the hooks. With Parallel::none,
-  /// only compares the options and moves the module. Throws an Error (ExitCode::data), the same on all ranks, if the
-  /// ranks' modules differ (it names the tensor and the ranks), or if the module or one of its parameters is prepared
-  /// already. Collective.
+  /// only compares the options and moves the module. Throws an Error (ExitCode::data) if the ranks' modules differ (the
+  /// same on all ranks; it names the tensor and the ranks), or if a parameter is prepared already or has another
+  /// post-accumulate hook; (ExitCode::usage) if the options differ, or if something in the module cannot be prepared.
+  /// Collective.
   static std::shared_ptr<PreparedModel> prepare(std::shared_ptr<torch::nn::Module> module,
                                                 const ParallelContext& context, const ModelOptions& options);
   ~PreparedModel();

@@ -414,8 +414,8 @@ void Reducer::add(Parameter& parameter) {
   exchange_of(parameter).add(parameter.index, parameter.tensor.grad(), parameter.use);
 }
 
-/// Adds the gradients that the exchanges have not been given. For a parameter that this round did not reach, that is
-/// its .grad from earlier rounds; all ranks have the same, unless it is pending.
+/// Adds the gradients that the exchanges have not been given. For a parameter that this round did not reach, adds .grad
+/// as earlier rounds have left it; all ranks have the same .grad, unless it is pending.
 void Reducer::add_remaining() {
   for (auto& p : parameters_) {
     if (!averages_in_backward(p) || p.added) continue;

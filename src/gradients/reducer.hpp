@@ -115,13 +115,13 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// (FusableGradients::all_words_equal). The optimizer finishes the exchange.
   void begin_step(std::uint32_t word);
   /// Called when the optimizer has finished the exchange and stepped with `scale` times the averages. Throws an Error,
-  /// the same on all ranks, if a rank had abandoned the round or if .grad was changed by hand since backward(); in both
-  /// cases the optimizer has written nothing.
+  /// the same on all ranks, if a rank had abandoned the round, if .grad was changed by hand since backward(), or if
+  /// only some gradients have weights; in each case the optimizer has written nothing.
   void end_step(double scale);
   /// True if backward() has left gradients to the optimizer.
   bool awaits_step() const noexcept { return phase_ == Phase::awaiting_step; }
-  /// For all readers of gradients except the fused optimizer: if .grad holds this rank's own gradients, replaces them
-  /// by the averages. Throws as end_step() does. Collective.
+  /// For all readers of gradients except the fused optimizer: calls average_accumulated(); then, if .grad holds this
+  /// rank's own gradients, replaces them by the averages. Throws as end_step() does. Collective.
   void fetch_averages();
   /// If the last rounds were in no_sync(), averages the gradients that they have accumulated; with a fused optimizer,
   /// dense gradients then wait for its step. Collective.
@@ -136,10 +136,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void before_own_change();
 
   // The following are for finding NaN and infinite numbers.
-  /// From now on, this rank's small gradients are checked as they are made.
+  /// From now on, this rank's small gradients on the CPU are checked as they are made.
   void watch_numbers() noexcept { watches_numbers_ = true; }
-  /// Name of the first parameter with a bad gradient; empty if there was none, or if that parameter has had a good
-  /// gradient since.
+  /// Name of the first parameter with a bad gradient among those that were checked; empty if there was none, or if that
+  /// parameter has had a good gradient since.
   const std::string& bad_gradient() const noexcept { return bad_gradient_; }
   /// Returns the parameter's name; empty if the tensor is not a parameter of the module.
   std::string name_of(const at::Tensor& parameter) const;
@@ -231,9 +231,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   ///                  a gradient of a new round  -> collecting or postponed: the step averages the sum
   ///                  a gradient in no_sync()    -> awaiting_step
   ///
-  /// The fusion ends when the fused optimizer is destroyed, or when a round trains a parameter for the first time. In
-  /// the first case, the next round averages in backward(); in the second case, that same round does. If .grad still
-  /// holds this rank's own gradients when it begins, these gradients count as pending.
+  /// The fusion ends when set_fused() removes the fused optimizer, as when it is destroyed, or when a round trains a
+  /// parameter for the first time. In the first case, the next round averages in backward(); in the second case, that
+  /// same round does. If .grad still holds this rank's own gradients when it begins, these gradients count as pending.
   ///
   /// An exception, at whatever line of backward(), destroys the Round and leaves the phase at collecting or postponed.
   /// The next event (a gradient, a step, the end of join() or finish_abandoned_rounds()) abandons that round: -> idle.

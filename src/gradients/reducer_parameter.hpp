@@ -31,7 +31,7 @@ struct Reducer::Parameter {
   bool dense() const noexcept { return exchanged() && !sparse; }
 
   bool reached = false;  ///< true if the current round has made its gradient
-  bool added = false;    ///< true if add() of the exchange has been called for the round that it has begun last
+  bool added = false;    ///< true if add() of the exchange was called for the round that the exchange began last
   ParameterUse use = ParameterUse::unused;
   bool fresh = false;          ///< true if .grad was undefined before the current round's gradient
   const void* hook = nullptr;  ///< address of the hook that calls after_accumulation()

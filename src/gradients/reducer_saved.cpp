@@ -15,8 +15,8 @@ constexpr std::size_t most_fingerprinted = 8;  ///< number of parameters that ar
 
 }  // namespace
 
-/// Samples a few of the parameters that have a gradient, spread from the first to the last; all of them while gradients
-/// wait for a step.
+/// Samples a few of the parameters that have a gradient, spread from the first to the last; all of them if gradients
+/// waited for a step at the last with_gradient_to_save().
 ParameterSamples Reducer::sample_parameters() const {
   std::vector<const at::Tensor*> trained;
   for (const auto& p : parameters_)

@@ -69,8 +69,8 @@ struct SharedExchange::Gradient {
   std::uint32_t note = 0;  ///< for the current round
 };
 
-/// A bucket holds one large gradient, which is copied only if it does not lie in the region, or all small gradients of
-/// one type, which are always copied.
+/// A bucket holds one large gradient, which is copied only if it cannot be reduced where it lies (see add()), or all
+/// small gradients of one type, which are always copied.
 struct SharedExchange::Bucket {
   bool large = false;
   std::size_t offset = 0;  ///< of the copies, in bytes from the start of this rank's part of the region
@@ -127,7 +127,7 @@ std::unique_ptr<SharedExchange> SharedExchange::make(const std::vector<at::Tenso
   MemoryLayout memory(parameters);
   const auto control_bytes = node::BucketReduction::memory_bytes(
       communicator.topology().local_size, memory.buckets.size(), parameters.size() + extra_words);
-  // Each rank computes sizes from its own parameters; allocate_shared() uses those of the first rank.
+  // Each rank computes the sizes from its own parameters, which prepare_model() has found to be the same on all ranks.
   auto control = comm::allocate_shared(communicator, control_bytes, control_bytes);
   if (!control) return nullptr;
   auto region = comm::allocate_shared(communicator, memory.bytes, memory.reserved);

@@ -1,6 +1,6 @@
 // Averages gradients in place, in node-shared memory, where backward() makes them (gradient_allocator.hpp). Each rank
 // averages a part of the elements: it reads that part from all ranks and writes the average to all ranks. Small
-// gradients, and gradients that backward() did not make there, are copied first.
+// gradients, and gradients that cannot be averaged where they lie, are copied first.
 #pragma once
 
 #include "comm/shared_memory.hpp"
@@ -70,7 +70,7 @@ class SharedExchange final : public Exchange, public FusableGradients {
   Flags flags_ = 0;
   double weight_ = 0;
   std::uint32_t word_ = 0;
-  std::uint32_t arrived_ = 0;  ///< number of gradients added in this round
+  std::uint32_t arrived_ = 0;  ///< number of gradients that backward() has added in this round
   bool order_fixed_ = false;   ///< true if the order in which buckets are announced is final
   node::BucketReduction reduction_;
   node::BucketReduction::OnChunk average_;

@@ -1,7 +1,8 @@
 // Batch normalisation (Ioffe and Szegedy, 2015) with mean and variance over the samples of all ranks.
 //
 // Let x be the m_r values of a channel in rank r's batch, and M = Σ m_r. One sum of (m_r, Σx, Σx²) over the ranks gives
-// the mean μ and the variance σ², with the same bits on every rank; y = γ x̂ + β with x̂ = (x − μ) / √(σ² + ε).
+// the mean μ and the variance σ² (for doubles, a second sum gives σ²), with the same bits on every rank; y = γ x̂ + β
+// with x̂ = (x − μ) / √(σ² + ε).
 //
 // The training loss is L = 1/R Σ w_r L_r: each rank's gradients are weighted by its batch (w_r) and averaged. Through μ
 // and σ², each L_r depends on the samples of all ranks. With dy = ∂L_r/∂y, as in backward() on rank r,

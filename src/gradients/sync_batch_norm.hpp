@@ -23,7 +23,7 @@ struct ParallelContext;
 /// call sum() in the same order: in the order of the forward pass, and in backward() in reverse order, since autograd
 /// (on one thread) runs the nodes in the reverse of the order in which they were made, as far as their dependencies
 /// allow, and a node depends only on nodes made after it. Ranks are in different layers only if they run different
-/// programs, and then sum() throws an Error.
+/// programs; then sum() throws an Error if it finds that.
 class BatchNormRanks {
  public:
   BatchNormRanks(c10::intrusive_ptr<c10d::ProcessGroup> group, std::shared_ptr<const step::Steps> steps);
@@ -31,8 +31,8 @@ class BatchNormRanks {
 
   /// Weight of the current batch; 0 if it does not count. See step/batch_weight.hpp.
   double weight() const { return steps_->weight(); }
-  /// Returns the sums of `values` (doubles, one dimension) over the ranks. `layer`: which layer calls; throws an Error
-  /// unless it is the same on all ranks. Collective.
+  /// Returns the sums of `values` (doubles, one dimension) over the ranks. `layer`: which layer calls. On the CPU,
+  /// throws an Error if it differs between ranks; on a GPU, this is not checked. Collective.
   at::Tensor sum(const at::Tensor& values, int layer);
 
  private:

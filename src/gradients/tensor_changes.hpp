@@ -12,7 +12,8 @@
 
 namespace muster::detail::gradients {
 
-/// A few elements of each parameter. Cheap to take: it does not wait for a GPU.
+/// A few elements of each parameter on the CPU, and one of each parameter on a GPU that has the first parameter's
+/// device and type. Cheap to take: it does not wait for a GPU.
 class ParameterSamples {
  public:
   explicit ParameterSamples(std::vector<at::Tensor> parameters);
@@ -25,10 +26,11 @@ class ParameterSamples {
   at::Tensor device_;
 };
 
-/// Identifies the contents of a gradient. On the CPU: its address, torch's count of writes to it, and a hash of some of
-/// its cache lines: of all lines up to 4 KB, of at least 64 lines above that, and of one line in every 4 KB of a large
-/// gradient. torch does not count writes through .data() or a pointer, which only the hash detects: always if 8
-/// consecutive KB are written, seldom if single elements are. Of a sparse gradient: the tensor and torch's count.
+/// Identifies the contents of a gradient: by its address, torch's count of writes to it and, on the CPU, a hash of some
+/// of its cache lines: of all lines up to 4 KB, of at least 64 lines above that, and of one line in every 4 KB of a
+/// large gradient. torch does not count writes through .data() or a pointer, which only the hash detects: always if 8
+/// consecutive KB are written, seldom if single elements are. A sparse gradient is identified by the tensor and torch's
+/// count.
 class GradientMark {
  public:
   explicit GradientMark(const at::Tensor& gradient);

@@ -19,9 +19,9 @@ std::optional<comm::Dtype> dtype_of(at::ScalarType type) noexcept;
 
 class Buffer {
  public:
-  /// Uses the tensor's own memory if it is contiguous and on the CPU, else a copy on the CPU. Throws an Error that
-  /// begins with `doing` if the tensor is undefined, sparse, quantised or nested, on a device other than CPU and GPU,
-  /// or if it is written and its elements share memory.
+  /// Uses the tensor's own memory if it is contiguous, on the CPU, and no conjugate or negative view; else a copy on
+  /// the CPU. Throws an Error that begins with `doing` if the tensor is undefined, sparse, quantised or nested, on a
+  /// device other than CPU and GPU, or if it is written and its elements share memory.
   Buffer(const at::Tensor& tensor, Access access, std::string_view doing);
 
   std::size_t count() const { return static_cast<std::size_t>(memory_.numel()); }

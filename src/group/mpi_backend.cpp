@@ -88,7 +88,7 @@ std::vector<Message> messages(const Buffer& buffer, const std::vector<std::size_
   return all;
 }
 
-/// The tags of monitoredBarrier() are the two above.
+/// The largest tag for the caller; monitoredBarrier() uses the next two.
 int largest_tag() { return comm::Collectives::largest_tag() - 2; }
 
 void check_tag(const Work& work, int tag) {

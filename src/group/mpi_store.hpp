@@ -36,11 +36,12 @@ std::optional<Bytes> handle(std::map<std::string, Bytes>& table, const StoreRequ
 /// Rank 0 keeps the table, and a thread there answers. A thread is needed because MPI makes no progress on a rank that
 /// is busy elsewhere, and backends ask at any time from their own threads (NCCL at the first collective, gloo when it
 /// makes a connection late). Every request is answered at once, if need be by "no such key". A rank that waits for a
-/// key asks again and again, so no answer is owed to a rank that has given up. The thread sleeps while nobody asks.
+/// key asks again and again, so no answer is owed to a rank that has given up. While nobody asks, the thread looks for
+/// requests every 10 ms.
 ///
-/// The constructor is collective; then each rank may use the store at any time, from any thread. It needs
-/// MPI_THREAD_MULTIPLE. The table lives as long as rank 0's store or a clone of it; these must be destroyed before MPI
-/// is finalised. The destructor is local.
+/// All ranks construct the store; then each rank may use it at any time, from any thread. It needs MPI_THREAD_MULTIPLE.
+/// The table lives as long as rank 0's store or a clone of it; these must be destroyed before MPI is finalised. The
+/// destructor is local.
 class MUSTER_INTERNAL_API MpiStore final : public c10d::Store {
  public:
   /// `communicator` must serve this store only.

@@ -16,8 +16,8 @@ class Store;
 
 namespace muster::detail::group {
 
-/// Makes the backend. It does what that of make_process_group() does, and differs in three things:
-/// - An operation that fails throws torch's DistBackendError with the text of the muster::Error. Past the time limit
+/// Makes the backend. It does what the backend "mpi" of make_process_group() does, and differs in three things:
+/// - An operation that fails throws torch's DistBackendError with the text of the muster::Error. Past the timeout
 ///   the text has the word "timeout" and names the late ranks. An Error about arguments stays a muster::Error, which is
 ///   a RuntimeError in Python.
 /// - Operations that are not waited for at once advance, and their futures complete, without a call: by one thread for
@@ -31,9 +31,9 @@ MUSTER_INTERNAL_API c10::intrusive_ptr<c10d::Backend> make_torch_backend(Communi
 
 /// Returns a process group that has `backend` for tensors on the CPU: that of make_torch_backend(), or torch's debug
 /// wrapper of it. torch's own ProcessGroup names every backend of a plug-in "custom", for example in DDP's logging, and
-/// refuses it sequence numbers; this one says "muster" and has them. The function that
-/// creates a backend (register_backend) may return this group instead, if the group needs no other backend, such as one
-/// for an accelerator. Local.
+/// refuses it sequence numbers; this group says "muster" and has them. The function that creates a backend
+/// (register_backend) may return this group instead, if the group needs no other backend, such as one for an
+/// accelerator. Local.
 MUSTER_INTERNAL_API c10::intrusive_ptr<c10d::ProcessGroup> make_torch_group(c10::intrusive_ptr<c10d::Store> store,
                                                                             c10::intrusive_ptr<c10d::Backend> backend);
 

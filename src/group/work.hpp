@@ -52,8 +52,8 @@ class Work final : public c10d::Work {
   std::string error_prefix() const;
   /// Keeps the tensor's memory until the operation ends. A tensor that is written is part of result().
   Buffer& keep_buffer(const at::Tensor& tensor, Access access, bool is_result = false);
-  /// Adds a part of the operation, which `start` starts. It may use memory that was held before. The operation ends
-  /// when all its parts have ended.
+  /// Adds a part of the operation, which `start` starts. It may use the memory of earlier keep_buffer() calls. The
+  /// operation ends when all its parts have ended.
   void add(std::function<comm::Request()> start) { planned_.push_back(std::move(start)); }
   /// Makes `step` the last step of the operation, and `result` its only result.
   void finish_by(std::function<void()> step, const at::Tensor& result);
@@ -66,7 +66,7 @@ class Work final : public c10d::Work {
   void synchronize() override { wait(); }
   /// Ends the operation with an exception, on this rank only.
   void abort() override;
-  /// The rank whose message was received; -1 before it has arrived.
+  /// The rank whose message a receive gets; for recvAnysource(), -1 before it has arrived.
   int sourceRank() const override;
   /// The tensors that the operation writes on this rank; of broadcast() and reduce(), the tensor on every rank.
   std::vector<at::Tensor> result() override { return results_; }

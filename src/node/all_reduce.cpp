@@ -69,7 +69,8 @@ class AllReduce final : public Operation {
     return each_chunk(count_, staging_bytes_ / element_, write, read);
   }
 
-  /// Reduces in registered memory, one chunk at a time, and writes the result to the memory of all ranks.
+  /// Reduces in registered memory, one chunk at a time (of small data, this rank's slice), and writes the result to the
+  /// memory of all ranks.
   bool in_place() {
     if (!reduced_) {
       if (bytes() <= cached_bytes) {

@@ -9,7 +9,8 @@
 namespace muster::detail::node {
 namespace {
 
-/// Bytes of one staging buffer. The two buffers of all ranks together take about 8 MB.
+/// Bytes of one staging buffer. The two buffers of all ranks together take at most 8 MB, or 32 KB per rank if that is
+/// more.
 std::size_t staging_bytes_of(int size) {
   const auto share = (std::size_t{4} << 20) / static_cast<std::size_t>(size);
   return std::clamp(share / page_size() * page_size(), std::size_t{16} << 10, std::size_t{256} << 10);

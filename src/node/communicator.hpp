@@ -1,15 +1,16 @@
 // Collectives among the ranks of one node, through memory that all of them map.
 //
 // It needs memory, a rank and a size, and uses neither MPI nor torch; its ranks may also be threads. It has no lock and
-// no thread. An operation is started and then advances inside done(), a chunk at a time, and never blocks. Several
-// operations may be in progress; they advance in the order in which they were started, which is the same on all ranks.
+// no thread. An operation is started and then advances inside done() and advance(), as far as it can without waiting.
+// Several operations may be in progress; they advance in the order in which they were started, which is the same on all
+// ranks.
 //
-// How data travels. Every rank has two staging buffers in the shared memory, and counters of its phases in separate
-// cache lines. A small message is copied into the buffer, and every rank reduces all buffers for itself: one wait. A
-// large message is cut into chunks; each rank reduces one slice of each chunk and the others copy it: two waits. If
-// every rank's data are in registered memory (see Region), nothing is copied: the ranks claim chunks, read them from
-// all, and write the result to all. A rank uses its two buffers in turn, so it may be one phase ahead while others
-// still read.
+// How data travels in an all-reduce. Every rank has two staging buffers in the shared memory, and counters of its
+// phases in separate cache lines. A small message is copied into the buffer, and every rank reduces all buffers for
+// itself: one wait. A large message is cut into chunks; each rank reduces one slice of each chunk and the others copy
+// it: two waits. If every rank's data are in registered memory (see Region), a large message is not copied: the ranks
+// claim chunks, read them from all, and write the result to all. A rank uses its two buffers in turn, so it may be one
+// phase ahead while others still read.
 //
 // A sum is always formed in the order of ranks, by one rank or identically by all, so every rank gets the same bits, in
 // every run and on each of the three paths.
@@ -96,7 +97,7 @@ class NodeCommunicator {
   /// Opens an operation that was started closed. Makes progress.
   void open(Ticket ticket);
   /// Lets the caller free the operation's data without waiting. The operation goes on with a copy, since the other
-  /// ranks still need this rank's part.
+  /// ranks still need this rank's part. Registered memory is not copied, and must stay.
   void detach_data(Ticket ticket);
   /// Makes progress with the unfinished operations.
   void advance();

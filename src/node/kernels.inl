@@ -1,7 +1,8 @@
-// The kernels, compiled once for each instruction set; MUSTER_ISA is the name of the resulting function. Everything has
-// internal linkage, so that the linker cannot use code for a newer processor in the rest of the program. For the same
-// reason nothing of the standard library is called here. The loops are in functions that are not inlined and whose
-// arrays do not overlap, so that the compiler vectorises them.
+// The kernels, compiled once for each instruction set; MUSTER_ISA is the name of the resulting function. Everything
+// else has internal linkage, so that the linker cannot use code for a newer processor in the rest of the program. For
+// the same reason nothing of the standard library but memcpy() is called here. The loops are in functions that are not
+// inlined. Their arrays do not overlap, or their iterations are marked as independent, so that the compiler vectorises
+// them.
 
 #include "base/vectorize.hpp"
 #include "node/kernels_table.hpp"

@@ -50,10 +50,11 @@ class SharedSegment {
   void reserve(std::size_t first, std::size_t bytes);
   /// Frees the memory of a part (whole pages). The part reads as zeroes afterwards.
   void discard(std::size_t first, std::size_t bytes) noexcept;
-  /// Maps a part (whole pages) a second time. The view shows what is written to the segment. Writes to the view go to
-  /// private pages of this process, which hide the segment's pages until they are dropped.
+  /// Maps a part (whole pages) a second time, as a private mapping (mmap's MAP_PRIVATE), which is called a view. The
+  /// view shows what is written to the segment. Writes to the view go to private pages of this process, which hide the
+  /// segment's pages until they are dropped.
   std::shared_ptr<std::byte> private_view(std::size_t first, std::size_t bytes) const;
-  /// Drops private pages of a view (whole pages), so that it shows the segment again.
+  /// Drops private pages of a private_view() (whole pages), so that it shows the segment again.
   static void drop_private_pages(std::byte* first, std::size_t bytes);
   /// Removes the name if this process created the segment.
   void unlink() noexcept;

@@ -1,4 +1,4 @@
-// Copies that bypass the processor's caches, for data that are not read again soon.
+// Copies that bypass the processor's caches (on x86; elsewhere plain copies), for data that are not read again soon.
 #pragma once
 
 #include <algorithm>

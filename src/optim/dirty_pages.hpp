@@ -1,4 +1,4 @@
-// Finds the pages of a private view of shared memory that this process has written to.
+// Finds the pages of a private view of shared memory (SharedSegment::private_view) that this process has written to.
 #pragma once
 
 #include <cstddef>

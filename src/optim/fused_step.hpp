@@ -1,6 +1,6 @@
 // Averages gradients and steps an optimizer in one go over memory. Each rank averages a part of the gradients and
 // updates the same part of the parameters, in one copy that all ranks of the node share. There is no all-gather, and
-// the optimizer's state exists once per node.
+// the optimizer's state exists once per node (twice with a second copy, see below).
 //
 // The module's parameters and the optimizer's state lie in a private view (mmap's MAP_PRIVATE) of the shared copy. A
 // rank sees in its view what the ranks write to the copy. If the program writes to the view, the kernel gives this rank

@@ -33,8 +33,8 @@ class OptimizerStep {
 };
 
 /// For each optimizer of a session, in the order of prepare_optimizer(): the number of its steps, and then the learning
-/// rates of its parameter groups in the last step. Empty for an optimizer that is gone, has not stepped, or steps no
-/// averaged gradients.
+/// rates of its parameter groups in the last step. Empty for an optimizer that is gone, has not stepped, steps no
+/// averaged gradients, or has options without a learning rate.
 using LastRates = std::vector<std::vector<double>>;
 
 /// Data that the optimizers of a session share; empty without a session.
@@ -47,7 +47,7 @@ struct SharedOptimizerData {
   std::shared_ptr<LastRates> last_rates = nullptr;  ///< the optimizer adds a list and updates it
 };
 
-/// Throws an Error (ExitCode::usage), the same on all ranks, if they give different options. Collective.
+/// Throws an Error (ExitCode::usage), the same on all ranks, if the ranks give different options. Collective.
 void require_same_options(const Communicator& communicator, const OptimizerOptions& options);
 
 /// `models`: the prepared models. The optimizer may step parameters of one of them. Collective.

@@ -47,7 +47,7 @@ StepKind step_kind(const torch::optim::Optimizer& optimizer);
 /// Returns the rule of each parameter's next step, in the order of `parameters`. The optimizer must have all of them.
 std::vector<Rule> next_rules(torch::optim::Optimizer& optimizer, const std::vector<at::Tensor>& parameters);
 
-/// Records a step that was taken: increases the step count and stores `state` as the parameter's state in the
+/// Records a step that was taken: increases Adam's step count and stores `state` as the parameter's state in the
 /// optimizer.
 void record_step(torch::optim::Optimizer& optimizer, const at::Tensor& parameter, const Rule& rule,
                  std::span<const at::Tensor> state);

@@ -29,7 +29,8 @@ ParameterPaths parameter_paths(const StateEntries& entries);
 /// Returns the state of all entries. Paths of tensors begin with the entry's name, and every entry has a JSON key, its
 /// name. Tensors share the objects' memory. A module has its parameters and buffers by name. An optimizer has its
 /// options per group, and its state under the paths of the parameters: "optimizer/model/fc.weight/exp_avg". Throws an
-/// Error (ExitCode::usage) for two entries with one name, or for an optimizer whose parameters belong to no entry.
+/// Error (ExitCode::usage) for a name that is not allowed or is given twice, for an undefined tensor, or for an
+/// optimizer whose parameters belong to no entry.
 MUSTER_INTERNAL_API StateDict collect(const StateEntries& entries);
 
 /// Throws an Error (ExitCode::user_error) if a parameter holds the average of an EMA: a run that resumes from it would
@@ -54,11 +55,11 @@ class WrongNumberOfRanks : public Error {
 MUSTER_INTERNAL_API void require_fit(const StateEntries& entries, const StateDict& saved, RankInGroup here = {},
                                      const std::map<std::string, bool>& per_rank = {});
 
-/// Checks like require_fit(), then loads `saved` into the entries; tensors keep their memory if they have some. The
-/// user's own load functions are called first, so that nothing else has changed if one of them throws. If an
-/// optimizer's parameters are not among the entries, they are matched by order. Of a per-rank entry, loads the part of
-/// rank `here`. Throws an Error if another number of ranks has saved the entry, or if the size of `here` is 0, which
-/// means that the rank is unknown.
+/// Checks like require_fit(), then loads `saved` into the entries; tensors keep their memory if they have some, except
+/// those of LBFGS. The user's own load functions are called first, so that nothing else has changed if one of them
+/// throws. If no entry has parameters, those of an optimizer are matched by order. Of a per-rank entry, loads the part
+/// of rank `here`. Throws an Error if another number of ranks has saved the entry and it cannot be divided anew, or if
+/// the size of `here` is 0, which means that the rank is unknown.
 MUSTER_INTERNAL_API void restore(const StateEntries& entries, const StateDict& saved, RankInGroup here = {},
                                  const std::map<std::string, bool>& per_rank = {});
 

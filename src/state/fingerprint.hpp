@@ -12,8 +12,8 @@
 
 namespace muster::detail::state {
 
-/// The bytes of a tensor, contiguous in CPU memory: the tensor's own memory if it is contiguous in CPU memory,
-/// otherwise a copy.
+/// The bytes of a tensor, contiguous in CPU memory: the tensor's own memory if it is contiguous in CPU memory and no
+/// conjugate or negative view, otherwise a copy.
 class Bytes {
  public:
   explicit Bytes(const at::Tensor& tensor) : tensor_(tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()) {}

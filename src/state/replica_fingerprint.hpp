@@ -12,12 +12,12 @@ namespace muster::detail::state {
 /// Computes one fingerprint of several tensors, block by block.
 class ReplicaFingerprint {
  public:
-  /// Each tensor is read once, in this order.
+  /// Each tensor is read once: first those on the CPU, in this order.
   explicit ReplicaFingerprint(const std::vector<at::Tensor>& tensors);
 
-  /// Reads the next block; returns false if there is none left.
+  /// Reads the next block of the tensors on the CPU; returns false if there is none left.
   bool advance();
-  /// Reads all remaining blocks and returns the fingerprint.
+  /// Reads all remaining blocks and the tensors on devices, and returns the fingerprint.
   std::uint64_t value();
 
  private:

@@ -51,7 +51,7 @@ void compare_values(const std::string& path, const at::Tensor& saved, const at::
 struct Stateful {
   virtual ~Stateful() = default;
   virtual StateDict save(const ParameterPaths& parameters) const = 0;
-  /// Adds to `differences` all differences that prevent `saved` from being loaded. Changes nothing else.
+  /// Adds to `differences` what prevents `saved` from being loaded. Changes nothing else.
   virtual void compare(const StateDict& saved, const ParameterPaths& parameters, Differences& differences) const = 0;
   /// Called only if compare() has found no difference.
   virtual void load(const StateDict& saved, const ParameterPaths& parameters) = 0;

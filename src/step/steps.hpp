@@ -57,7 +57,7 @@ enum class EpochLoop {
 /// a loop.
 enum class EpochCount {
   none,           ///< nothing has counted epochs so far
-  none_in_state,  ///< the same, and also when the State was saved from which the run was resumed
+  none_in_state,  ///< nothing has counted epochs, nor had before the State was saved from which the run was resumed
   by_loop,
   own,  ///< the training function has set the epoch
 };
