@@ -39,7 +39,7 @@ class Description {
       : path_(path.string()), doing_("opening " + path_), files_(open_store_files(path)) {}
 
   hdf5::Handle write() {
-    const std::filesystem::path path(path_);
+    const auto path = std::filesystem::absolute(path_).lexically_normal();  // which may end with a slash
     const auto root = read_node(*files_, "", doing_);
     if (!root)
       throw Error(ExitCode::data, doing_, "it holds no Zarr store: there is no zarr.json, .zgroup or .zarray",
@@ -52,7 +52,7 @@ class Description {
     };
     auto file = hdf5::create_file(storage, 1, "a description of " + path_);
     if (root->is_array)
-      add_array(file.get(), "", (path_.ends_with('/') ? path.parent_path() : path).stem().string(), *root);
+      add_array(file.get(), "", (path.has_filename() ? path : path.parent_path()).stem().string(), *root);
     else
       add_members(file.get(), "");
     return file;
@@ -206,14 +206,15 @@ class Description {
   const std::shared_ptr<Store> store_ = std::make_shared<Store>();
 };
 
-bool is_zip(const std::filesystem::path& path) {
-  std::error_code none;
-  if (!std::filesystem::is_regular_file(path, none)) return false;
+/// False for a file that cannot be read, too: HDF5's room says why.
+bool is_zip(const std::filesystem::path& path) try {
   const File file(path, File::Mode::read);
   std::array<char, 4> begin{};
   if (file.size() < begin.size()) return false;
   file.read_at(std::as_writable_bytes(std::span(begin)), 0);
   return std::string_view(begin.data(), begin.size()) == "PK\3\4";
+} catch (const Error&) {
+  return false;
 }
 
 /// The metadata of a folder's root; empty if there are none.

@@ -436,6 +436,13 @@ TEST(Zarr, HostileNamesAndAttributesEndInAnErrorOrAreLeftOut) {
               "it lies more than 64 levels deep");
 }
 
+TEST(Zarr, AnArrayAtTheRootHasTheNameOfTheStore) {
+  const Folder folder;
+  write(folder.path() / "s.zarr/.zarray", array_of_version_2({4}, {4}).dump());
+  for (const auto* path : {"s.zarr", "s.zarr/", "s.zarr/."})
+    EXPECT_TRUE(at::equal(Dataset((folder.path() / path).string()).column("s"), at::full({4}, 7, at::kInt))) << path;
+}
+
 TEST(Zarr, FillValuesAreExact) {
   const Folder folder;
   const auto store = folder.path() / "s.zarr";
