@@ -29,6 +29,8 @@ class MUSTER_INTERNAL_API File {
   };
 
   File(const std::filesystem::path& path, Mode mode);
+  /// Owns a descriptor that is open. `path`: for errors.
+  File(const std::filesystem::path& path, int descriptor) : path_(path), descriptor_(descriptor) {}
   File(File&& other) noexcept;
   File& operator=(File&& other) noexcept;
   File(const File&) = delete;

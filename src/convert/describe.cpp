@@ -91,8 +91,10 @@ convert::StoredColumn stored_column(hid_t dataset, const std::string& name, cons
   for (const auto size : column.shape) column.bytes = detail::checked_product(column.bytes, size, doing, "its shape");
   const auto chunks = hdf5::foreign_chunks(dataset);
   column.is_foreign = chunks != nullptr;
-  const auto bytes = chunks ? chunks->stored(most_chunks_counted).bytes : H5Dget_storage_size(dataset);
-  column.file_bytes = detail::checked_cast<std::int64_t>(bytes, doing, "its size in the file");
+  const auto stored =
+      chunks ? chunks->stored(most_chunks_counted) : hdf5::ForeignChunks::Stored{.bytes = H5Dget_storage_size(dataset)};
+  column.is_whole = stored.is_whole;
+  column.file_bytes = detail::checked_cast<std::int64_t>(stored.bytes, doing, "its size in the file");
   if (H5Pget_layout(creation.get()) == H5D_CHUNKED)
     column.chunk = hdf5::chunk_shape(creation.get(), column.shape.size(), doing);
   return column;
@@ -109,10 +111,8 @@ const char* unwritten_values(const convert::StoredColumn& column, hid_t dataset)
     chunks *= std::ceil(static_cast<double>(column.shape[d]) / static_cast<double>(column.chunk[d]));
   hsize_t written = 0;
   if (column.chunk.empty()) return nullptr;
-  if (const auto stored = hdf5::foreign_chunks(dataset))
-    return stored->stored(most_chunks_counted).is_whole
-               ? nullptr
-               : "some of its chunks are missing; their values read as the fill value";
+  if (column.is_foreign)
+    return column.is_whole ? nullptr : "some of its chunks are missing; their values read as the fill value";
   const auto space = hdf5::dataset_property(dataset, H5Dget_space, "reading the layout of " + column.name);
   hdf5::check(H5Dget_num_chunks(dataset, space.get(), &written), "counting the chunks of " + column.name);
   if (static_cast<double>(written) < chunks)

@@ -19,6 +19,7 @@ struct StoredColumn {
   std::vector<std::int64_t> chunk;  ///< empty if it has no chunks
   std::vector<hdf5::Filter> filters;
   bool is_foreign = false;  ///< its chunks are those of a Zarr store
+  bool is_whole = true;     ///< none of these is missing
   std::int64_t value_bytes = 0;
   std::int64_t bytes = 0;       ///< of all values, decoded
   std::int64_t file_bytes = 0;  ///< as stored

@@ -60,7 +60,7 @@ ChunkIndex::ChunkIndex(hid_t dataset, const std::string& shown) : dataset_(datas
 
 std::shared_ptr<const ForeignChunks> foreign_chunks(hid_t dataset) {
   const auto storage = storage_of(dataset);
-  return storage && storage->foreign ? storage->foreign->chunks(path_of(dataset)) : nullptr;
+  return storage && storage->foreign ? storage->foreign(path_of(dataset)) : nullptr;
 }
 
 std::vector<std::int64_t> ChunkIndex::coordinates(std::int64_t number) const {

@@ -12,14 +12,16 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 
 namespace muster::detail::hdf5 {
 
-class ForeignStore;
+class ForeignChunks;
 
 class FileStorage {
  public:
@@ -35,8 +37,9 @@ class FileStorage {
   bool write_at(std::span<const std::byte> from, std::uint64_t offset);
   bool truncate(std::uint64_t size);
 
-  /// The chunks of the file's datasets, if they lie elsewhere (hdf5/foreign_chunks.hpp).
-  std::shared_ptr<const ForeignStore> foreign = {};
+  /// The chunks of the dataset at a path, if they lie elsewhere (hdf5/foreign_chunks.hpp). Throws an Error if it cannot
+  /// be read.
+  std::function<std::shared_ptr<const ForeignChunks>(const std::string& path)> foreign = {};
 
  private:
   static constexpr std::size_t page_bytes = 4096;

@@ -34,13 +34,6 @@ class ForeignChunks {
   virtual Stored stored(std::int64_t most) const = 0;
 };
 
-class ForeignStore {
- public:
-  virtual ~ForeignStore() = default;
-  /// The chunks of the dataset at `path` in the file. Throws an Error if it cannot be read.
-  virtual std::shared_ptr<const ForeignChunks> chunks(const std::string& path) const = 0;
-};
-
 /// The chunks of a dataset; null if HDF5 has them.
 MUSTER_INTERNAL_API std::shared_ptr<const ForeignChunks> foreign_chunks(hid_t dataset);
 

@@ -3,7 +3,6 @@
 #include "base/number.hpp"
 #include "base/text.hpp"
 
-#include <isa-l/crc.h>
 #include <zlib.h>
 
 #include <algorithm>
@@ -19,6 +18,12 @@ constexpr std::size_t most_index_bytes = 64 << 20;  ///< that an array keeps
 
 std::uint32_t checksum_of(const void* bytes, std::size_t size, std::uint32_t before) {
   return static_cast<std::uint32_t>(::crc32_z(before, static_cast<const unsigned char*>(bytes), size));
+}
+
+std::vector<std::int64_t> coordinates(std::int64_t number, const std::vector<std::int64_t>& grid) {
+  std::vector<std::int64_t> at(grid.size());
+  for (auto d = grid.size(); d-- > 0; number /= grid[d]) at[d] = number % grid[d];
+  return at;
 }
 
 }  // namespace
@@ -37,14 +42,8 @@ Chunks::Chunks(std::shared_ptr<const StoreFiles> files, std::string folder, Arra
   }
 }
 
-std::vector<std::int64_t> Chunks::coordinates(std::int64_t number) const {
-  std::vector<std::int64_t> at(grid_.size());
-  for (auto d = grid_.size(); d-- > 0; number /= grid_[d]) at[d] = number % grid_[d];
-  return at;
-}
-
 std::string Chunks::doing(std::int64_t number) const {
-  auto at = coordinates(number);
+  auto at = coordinates(number, grid_);
   std::string text;
   for (const auto each : at) text += str(text.empty() ? "" : ", ", each);
   for (std::size_t d = 0; d < at.size(); ++d) at[d] /= in_shard_[d];
@@ -55,46 +54,28 @@ std::shared_ptr<const Chunks::Index> Chunks::index_of(const std::string& key, co
   {
     const std::lock_guard lock(mutex_);
     const auto known = indexes_.find(key);
-    if (known != indexes_.end() && known->second.version == shard.version() && known->second.bytes == shard.size())
-      return known->second.index;
+    if (known != indexes_.end() && known->second.first == shard.version()) return known->second.second;
   }
-  const auto refuse = [&](const std::string& fact) {
-    throw Error(ExitCode::data, "reading the index of " + shown_ + ", shard " + key, fact, damaged);
-  };
-  std::int64_t count = 2;
-  for (const auto each : in_shard_)
-    count = checked_product(count, each, "reading " + shown_, "the shape of its shards");
-  const auto numbers = static_cast<std::uint64_t>(count);
-  const std::uint64_t checksum_bytes = metadata_.index_has_checksum ? 4 : 0;
-  if (numbers > shard.size() / sizeof(std::uint64_t) || numbers * sizeof(std::uint64_t) + checksum_bytes > shard.size())
-    refuse(str("the shard has ", shard.size(), " bytes, fewer than its index"));
-  std::vector<std::byte> bytes(numbers * sizeof(std::uint64_t) + checksum_bytes);
-  shard.read(bytes, metadata_.index_is_at_end ? shard.size() - bytes.size() : 0);
-  auto index = std::make_shared<Index>(numbers);
-  std::memcpy(index->data(), bytes.data(), numbers * sizeof(std::uint64_t));
-  if (metadata_.index_has_checksum) {
-    std::uint32_t sum = 0, stored = 0;
-    for (std::size_t at = 0; at < bytes.size() - checksum_bytes;) {
-      constexpr std::size_t at_once = 1 << 30;  // of an int
-      const auto size = std::min(at_once, bytes.size() - checksum_bytes - at);
-      sum = ~::crc32_iscsi(reinterpret_cast<unsigned char*>(bytes.data() + at), static_cast<int>(size), ~sum);
-      at += size;
-    }
-    std::memcpy(&stored, bytes.data() + bytes.size() - checksum_bytes, sizeof stored);
-    if (sum != stored) refuse("the index does not match its crc32c checksum");
-  }
+  const auto doing = "reading the index of " + shown_ + ", shard " + key;
+  const auto size = *metadata_.index_codecs->encoded_bytes();
+  if (size > shard.size())
+    throw Error(ExitCode::data, doing, str("the shard has ", shard.size(), " bytes, fewer than its index"), damaged);
+  std::vector<std::byte> encoded(size);
+  shard.read(encoded, metadata_.index_is_at_end ? shard.size() - size : 0);
+  auto index = std::make_shared<Index>(metadata_.index_codecs->decoded_bytes() / sizeof(std::uint64_t));
+  metadata_.index_codecs->decode(encoded, std::as_writable_bytes(std::span(*index)), doing);
   const std::lock_guard lock(mutex_);
-  if (index_bytes_ + bytes.size() > most_index_bytes) {
+  if (index_bytes_ + size > most_index_bytes) {
     indexes_.clear();
     index_bytes_ = 0;
   }
-  indexes_.insert_or_assign(key, KnownIndex{shard.version(), shard.size(), index});
-  index_bytes_ += bytes.size();
+  indexes_.insert_or_assign(key, std::pair(shard.version(), index));
+  index_bytes_ += size;
   return index;
 }
 
 std::optional<Chunks::Place> Chunks::find(std::int64_t number) const {
-  auto at = coordinates(number);
+  auto at = coordinates(number, grid_);
   std::int64_t place = 0;
   for (std::size_t d = 0; d < at.size(); ++d) {
     place = place * in_shard_[d] + at[d] % in_shard_[d];
@@ -104,14 +85,14 @@ std::optional<Chunks::Place> Chunks::find(std::int64_t number) const {
   auto file = files_->open(key);
   if (!file) return {};
   const auto size = file->size();
-  if (metadata_.shard.empty()) return Place{std::move(file), 0, size};
+  if (metadata_.shard.empty()) return Place{*std::move(file), 0, size};
   const auto index = index_of(key, *file);
   const auto offset = (*index)[2 * static_cast<std::size_t>(place)];
   const auto bytes = (*index)[2 * static_cast<std::size_t>(place) + 1];
   if (offset == missing && bytes == missing) return {};
   if (offset > size || bytes > size - offset)
     throw Error(ExitCode::data, doing(number), "it ends beyond the end of its shard", damaged);
-  return Place{std::move(file), offset, bytes};
+  return Place{*std::move(file), offset, bytes};
 }
 
 void Chunks::read(std::int64_t number, std::span<std::byte> into) const {
@@ -128,16 +109,16 @@ void Chunks::read(std::int64_t number, std::span<std::byte> into) const {
                 str("its ", place->bytes, " stored bytes are more than its values can take, at most ",
                     codecs.most_encoded_bytes()),
                 damaged);
-  if (codecs.is_plain() && place->bytes == into.size()) return place->file->read(into, place->offset);
+  if (codecs.is_plain() && place->bytes == into.size()) return place->file.read(into, place->offset);
   thread_local hdf5::Buffer input;
   const auto encoded = input.take(place->bytes);
-  place->file->read(encoded, place->offset);
+  place->file.read(encoded, place->offset);
   codecs.decode(encoded, into, doing(number));
 }
 
 void Chunks::will_read(std::int64_t number) const noexcept {
   try {
-    if (const auto place = find(number)) place->file->will_read(place->offset, place->bytes);
+    if (const auto place = find(number)) place->file.will_read(place->offset, place->bytes);
   } catch (const std::exception&) {  // who reads the chunk meets it again
   }
 }
@@ -152,16 +133,12 @@ hdf5::ForeignChunks::Stored Chunks::stored(std::int64_t most) const {
   }
   const auto some = std::min(files, std::max<std::int64_t>(2, most));
   for (std::int64_t i = 0; i < some; ++i) {
-    // The first one, the last one, and some at equal distances between them.
-    const auto step = static_cast<double>(files - 1) / static_cast<double>(std::max<std::int64_t>(1, some - 1));
-    auto number = std::min(
-        files - 1, some == files ? i : static_cast<std::int64_t>(std::min(step * static_cast<double>(i), 0x1p62)));
-    std::vector<std::int64_t> at(grid.size());
-    for (auto d = grid.size(); d-- > 0; number /= grid[d]) at[d] = number % grid[d];
-    const auto size = files_->size_of(folder_ + metadata_.key(at));
-    all.is_whole = all.is_whole && size;
-    all.bytes += size.value_or(0);
-    const auto noted = size.value_or(missing);
+    // The last one, and others at equal distances.
+    const auto number = i == some - 1 ? files - 1 : files / some * i + files % some * i / some;
+    const auto file = files_->open(folder_ + metadata_.key(coordinates(number, grid)));
+    all.is_whole = all.is_whole && file;
+    all.bytes += file ? file->size() : 0;
+    const auto noted = file ? file->size() : missing;
     all.checksum = checksum_of(&noted, sizeof noted, all.checksum);
   }
   if (some < files)

@@ -13,6 +13,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace muster::detail::zarr {
@@ -31,20 +32,15 @@ class Chunks final : public hdf5::ForeignChunks {
  private:
   /// Where the chunks of a shard lie: an offset and a size for each. Both are the largest number if it is missing.
   using Index = std::vector<std::uint64_t>;
-  struct KnownIndex {
-    std::uint64_t version, bytes;  ///< of the shard
-    std::shared_ptr<const Index> index;
-  };
   /// A chunk in its file.
   struct Place {
-    std::unique_ptr<StoredFile> file;
+    StoredFile file;
     std::uint64_t offset, bytes;
   };
 
   /// None if the chunk is missing.
   std::optional<Place> find(std::int64_t number) const;
   std::shared_ptr<const Index> index_of(const std::string& key, const StoredFile& shard) const;
-  std::vector<std::int64_t> coordinates(std::int64_t number) const;
   std::string doing(std::int64_t number) const;
 
   const std::shared_ptr<const StoreFiles> files_;
@@ -55,7 +51,7 @@ class Chunks final : public hdf5::ForeignChunks {
   std::vector<std::int64_t> grid_;      ///< the number of chunks along each dimension
   std::vector<std::int64_t> in_shard_;  ///< of a shard; 1 if there are none
   mutable std::mutex mutex_;
-  mutable std::map<std::string, KnownIndex> indexes_;
+  mutable std::map<std::string, std::pair<std::uint64_t, std::shared_ptr<const Index>>> indexes_;  ///< with versions
   mutable std::size_t index_bytes_ = 0;
 };
 

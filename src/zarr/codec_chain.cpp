@@ -10,10 +10,8 @@
 #include <isa-l/crc.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <limits>
-#include <memory>
 #include <numeric>
 #include <utility>
 
@@ -39,25 +37,11 @@ bool check_and_remove_crc32c(Bytes& bytes, bool at_end) {
   return std::memcmp(&sum, stored.data(), sizeof sum) == 0;
 }
 
-template <class Value>
-void swap_values(Bytes from, Into into) {
-  for (std::size_t at = 0; at + sizeof(Value) <= from.size(); at += sizeof(Value)) {
-    Value value;
-    std::memcpy(&value, from.data() + at, sizeof value);
-    value = sizeof value == 2   ? static_cast<Value>(__builtin_bswap16(static_cast<std::uint16_t>(value)))
-            : sizeof value == 4 ? static_cast<Value>(__builtin_bswap32(static_cast<std::uint32_t>(value)))
-                                : static_cast<Value>(__builtin_bswap64(value));
-    std::memcpy(into.data() + at, &value, sizeof value);
-  }
-}
-
-/// `part`: 2, 4 or 8 bytes.
-bool swap_bytes(Bytes from, Into into, std::size_t part) {
+template <std::size_t PartBytes>
+bool swap_parts(Bytes from, Into into) {
   if (from.size() != into.size()) return false;
-  const auto swap = part == 2   ? swap_values<std::uint16_t>
-                    : part == 4 ? swap_values<std::uint32_t>
-                                : swap_values<std::uint64_t>;
-  swap(from, into);
+  for (std::size_t at = 0; at + PartBytes <= from.size(); at += PartBytes)
+    std::reverse_copy(from.data() + at, from.data() + at + PartBytes, into.data() + at);
   return true;
 }
 
@@ -81,11 +65,18 @@ void gather(const std::byte* from, const std::vector<std::size_t>& shape, const 
   }
 }
 
+/// Calls action() with the type of values that delta and fixedscaleoffset know. False if it is another one.
+bool with_number(const NumberType& type, auto&& action) {
+  return with_one_of<std::int8_t, std::uint8_t, std::int16_t, std::uint16_t, std::int32_t, std::uint32_t, std::int64_t,
+                     std::uint64_t, float, double>(type.scalar, action);
+}
+
 /// Calls action(encoded value, Value()) for each value; its result is stored.
 bool each_value(const NumberType& encoded, const NumberType& decoded, Bytes from, Into into, auto&& action) {
-  if (from.size() / encoded.bytes != into.size() / decoded.bytes || from.size() % encoded.bytes != 0) return false;
-  return with_type(encoded, [&]<class Encoded>(std::type_identity<Encoded>) {
-    with_type(decoded, [&]<class Value>(std::type_identity<Value>) {
+  if (from.size() / encoded.bytes() != into.size() / decoded.bytes() || from.size() % encoded.bytes() != 0)
+    return false;
+  return with_number(encoded, [&]<class Encoded>(std::type_identity<Encoded>) {
+    with_number(decoded, [&]<class Value>(std::type_identity<Value>) {
       Value last{};
       for (std::size_t i = 0; i < into.size() / sizeof(Value); ++i) {
         Encoded value;
@@ -112,12 +103,8 @@ bool undo_scale(const NumberType& encoded, const NumberType& decoded, double sca
     // As NumPy computes: floats in their own precision, integers in double.
     using Number = std::conditional_t<std::is_same_v<Encoded, float>, float, double>;
     const auto number = static_cast<Number>(value) / static_cast<Number>(scale) + static_cast<Number>(offset);
-    if constexpr (!std::is_floating_point_v<Value>)
-      if (!(number > -0x1p63 && number < 0x1p63)) return Value{};
-    if constexpr (std::is_floating_point_v<Value>)
-      return static_cast<Value>(number);
-    else
-      return static_cast<Value>(static_cast<std::int64_t>(number));
+    if constexpr (std::is_floating_point_v<Value>) return static_cast<Value>(number);
+    return number > -0x1p63 && number < 0x1p63 ? static_cast<Value>(static_cast<std::int64_t>(number)) : Value{};
   });
 }
 
@@ -134,17 +121,14 @@ std::string package_of(const std::string& codec) {
   return codec == "zstd" ? "libzstd-dev" : codec == "lz4" ? "liblz4-dev" : "libblosc-dev";
 }
 
-/// A codec of version 2: {"id": …}, with its options beside it.
-std::string id_of(const Json& codec) { return codec.at("id").get<std::string>(); }
-
 }  // namespace
 
 CodecChain::CodecChain(std::vector<std::int64_t> chunk, const NumberType& type, const std::string& doing)
     : doing_(doing), shape_(std::move(chunk)), type_(type) {
-  auto bytes = static_cast<std::int64_t>(type.bytes);
+  auto bytes = static_cast<std::int64_t>(type.bytes());
   for (const auto size : shape_) bytes = checked_product(bytes, size, doing, "the shape of its chunks");
-  bytes_ = static_cast<std::size_t>(bytes);
-  most_encoded_bytes_ = *bytes_;
+  decoded_bytes_ = static_cast<std::size_t>(bytes);
+  bytes_ = most_encoded_bytes_ = decoded_bytes_;
 }
 
 CodecChain::CodecChain(const Json& codecs, const NumberType& type, std::vector<std::int64_t> chunk,
@@ -169,15 +153,20 @@ CodecChain CodecChain::of_version_2(const Json& array, const NumberType& type, s
     chain.text_.clear();  // it is the order of the values, and no codec
   }
   if (const auto filters = array.find("filters"); filters != array.end() && filters->is_array())
-    for (const auto& filter : *filters) chain.add(id_of(filter), filter);
+    for (const auto& filter : *filters) chain.add(filter.at("id").get<std::string>(), filter);
   if (const auto compressor = array.find("compressor"); compressor != array.end() && !compressor->is_null())
-    chain.add(id_of(*compressor), *compressor);
+    chain.add(compressor->at("id").get<std::string>(), *compressor);
   if (chain.holds_values_) chain.end_of_values(chain.type_.is_big_endian);
   return chain;
 }
 
 void CodecChain::refuse(const std::string& fact, const std::string& remedy) const {
   throw Error(ExitCode::data, doing_, fact, remedy);
+}
+
+void CodecChain::add_step(const std::string& shown, Undo undo) {
+  text_ += (text_.empty() ? "" : ", ") + shown;
+  steps_.push_back({shown, std::move(undo), bytes_});
 }
 
 void CodecChain::add(const std::string& given, const Json& options) {
@@ -192,84 +181,14 @@ void CodecChain::add(const std::string& given, const Json& options) {
     return add_transpose(std::move(axes));
   }
   if (name == "bytes") return end_of_values(options.value("endian", "little") == "big");
-  if (name == "endian") return end_of_values(options.at("endian") == "big");
-  if (add_filter(name, options) || add_compressor(name, options)) return;
-  refuse("it is encoded by a codec that muster does not know (" + given + ")",
-         "Write it with another one, such as blosc or zstd");
-}
-
-void CodecChain::add_transpose(std::vector<std::int64_t> order) {
-  auto sorted = order;
-  std::ranges::sort(sorted);
-  for (std::size_t d = 0; d < sorted.size(); ++d)
-    if (sorted.size() != shape_.size() || std::cmp_not_equal(sorted[d], d))
-      refuse("its transpose is not an order of its dimensions", "Correct its metadata");
-  if (!holds_values_) refuse("it is transposed after it was made bytes", "Correct its metadata");
-  const std::vector<std::size_t> shape(shape_.begin(), shape_.end());
-  std::vector<std::size_t> strides(shape.size());
-  auto stride = type_.bytes;
-  for (auto k = order.size(); k-- > 0;) {
-    const auto d = static_cast<std::size_t>(order[k]);
-    strides[d] = stride;
-    stride *= shape[d];
-    shape_[k] = static_cast<std::int64_t>(shape[d]);
-  }
-  text_ += str(text_.empty() ? "" : ", ", "transpose");
-  steps_.push_back({"transpose",
-                    [shape, strides, bytes = type_.bytes](Bytes from, Into into) {
-                      if (from.size() != into.size()) return false;
-                      const auto copy = bytes == 1   ? gather<1>
-                                        : bytes == 2 ? gather<2>
-                                        : bytes == 4 ? gather<4>
-                                        : bytes == 8 ? gather<8>
-                                                     : gather<16>;
-                      copy(from.data(), shape, strides, into.data());
-                      return true;
-                    },
-                    bytes_});
-}
-
-/// Codecs that make numbers of numbers. False if it is another one.
-bool CodecChain::add_filter(const std::string& name, const Json& options) {
-  if (name != "delta" && name != "fixedscaleoffset") return false;
-  const auto decoded = number_type(options.at("dtype"), doing_);
-  const auto encoded = options.contains("astype") && !options.at("astype").is_null()
-                           ? number_type(options.at("astype"), doing_)
-                           : decoded;
-  const auto is_known = [](const NumberType& type) { return with_type(type, [](auto) {}); };
-  if (!holds_values_ || !decoded.is_same_number(type_) || !is_known(decoded) || !is_known(encoded) ||
-      (name == "delta" && encoded.kind == 'f' && decoded.kind != 'f'))
-    refuse("its codec " + name + " is not for values of its type", "Write it with another codec");
-  if (name == "delta") {
-    steps_.push_back({name, [=](Bytes from, Into into) { return undo_delta(encoded, decoded, from, into); }, bytes_});
-  } else {
-    const auto scale = options.at("scale").get<double>(), offset = options.at("offset").get<double>();
-    steps_.push_back(
-        {name, [=](Bytes from, Into into) { return undo_scale(encoded, decoded, scale, offset, from, into); }, bytes_});
-  }
-  text_ += (text_.empty() ? "" : ", ") + name;
-  bytes_ = checked_product(*bytes_ / type_.bytes, encoded.bytes, doing_, "the shape of its chunks");
-  most_encoded_bytes_ = std::max<std::uint64_t>(most_encoded_bytes_, *bytes_);
-  type_ = encoded;
-  return true;
-}
-
-/// The values become bytes, in this order.
-void CodecChain::end_of_values(bool is_big_endian) {
-  if (!holds_values_) refuse("it is made bytes twice", "Correct its metadata");
-  holds_values_ = false;
-  if (const auto part = type_.part_bytes(); is_big_endian && part > 1)
-    steps_.push_back({"bytes", [part](Bytes from, Into into) { return swap_bytes(from, into, part); }, bytes_});
-}
-
-bool CodecChain::add_compressor(const std::string& name, const Json& options) {
+  if (name == "delta" || name == "fixedscaleoffset") return add_filter(name, options);
   if (holds_values_) end_of_values(type_.is_big_endian);
   if (name == "crc32c") {
-    steps_.push_back({name, {}, {}, options.value("location", "end") == "end"});
+    add_step(name, {});
+    steps_.back().is_at_end = options.value("location", "end") == "end";
     most_encoded_bytes_ += crc_bytes;
     if (bytes_) *bytes_ += crc_bytes;
-    text_ += (text_.empty() ? "" : ", ") + name;
-    return true;
+    return;
   }
   auto shown = name;
   Undo undo;
@@ -292,18 +211,73 @@ bool CodecChain::add_compressor(const std::string& name, const Json& options) {
     shown += " " + codec;
     if (const auto decoder = hdf5::blosc_decoder(); decoder && hdf5::blosc_has(codec)) undo = decoder;
   } else {
-    return false;
+    refuse("it is encoded by a codec that muster does not know (" + given + ")",
+           "Write it with another one, such as blosc or zstd");
   }
-  text_ += (text_.empty() ? "" : ", ") + shown;
   if (!undo)
     refuse("it is compressed by a codec that muster was built without here (" + shown + ")",
            "Build muster again where " + package_of(name) + " is installed, or write it with another codec");
-  steps_.push_back({shown, std::move(undo), bytes_});
-  if (name == "shuffle") return true;
+  add_step(shown, std::move(undo));
+  if (name == "shuffle") return;
   if (!bytes_) refuse("it is compressed twice", "Write it with one codec that compresses");
   bytes_.reset();
   most_encoded_bytes_ += most_encoded_bytes_ / 4 + (64 << 10);  // what cannot be compressed becomes longer
-  return true;
+}
+
+void CodecChain::add_transpose(std::vector<std::int64_t> order) {
+  std::vector<std::int64_t> axes(shape_.size());
+  std::iota(axes.begin(), axes.end(), 0);
+  if (!std::ranges::is_permutation(order, axes))
+    refuse("its transpose is not an order of its dimensions", "Correct its metadata");
+  if (!holds_values_) refuse("it is transposed after it was made bytes", "Correct its metadata");
+  const std::vector<std::size_t> shape(shape_.begin(), shape_.end());
+  std::vector<std::size_t> strides(shape.size());
+  auto stride = type_.bytes();
+  for (auto k = order.size(); k-- > 0;) {
+    const auto d = static_cast<std::size_t>(order[k]);
+    strides[d] = stride;
+    stride *= shape[d];
+    shape_[k] = static_cast<std::int64_t>(shape[d]);
+  }
+  const auto copy = type_.bytes() == 1   ? gather<1>
+                    : type_.bytes() == 2 ? gather<2>
+                    : type_.bytes() == 4 ? gather<4>
+                    : type_.bytes() == 8 ? gather<8>
+                                         : gather<16>;
+  add_step("transpose", [shape, strides, copy](Bytes from, Into into) {
+    if (from.size() == into.size()) copy(from.data(), shape, strides, into.data());
+    return from.size() == into.size();
+  });
+}
+
+/// Adds a codec that makes numbers of numbers.
+void CodecChain::add_filter(const std::string& name, const Json& options) {
+  const auto decoded = number_type(options.at("dtype"), doing_);
+  const auto encoded = options.contains("astype") && !options.at("astype").is_null()
+                           ? number_type(options.at("astype"), doing_)
+                           : decoded;
+  const auto is_known = [](const NumberType& type) { return with_number(type, [](auto) {}); };
+  if (!holds_values_ || decoded.scalar != type_.scalar || !is_known(decoded) || !is_known(encoded) ||
+      (name == "delta" && c10::isFloatingType(encoded.scalar) && !c10::isFloatingType(decoded.scalar)))
+    refuse("its codec " + name + " is not for values of its type", "Write it with another codec");
+  if (name == "delta") {
+    add_step(name, [=](Bytes from, Into into) { return undo_delta(encoded, decoded, from, into); });
+  } else {
+    const auto scale = options.at("scale").get<double>(), offset = options.at("offset").get<double>();
+    add_step(name, [=](Bytes from, Into into) { return undo_scale(encoded, decoded, scale, offset, from, into); });
+  }
+  bytes_ = checked_product(*bytes_ / type_.bytes(), encoded.bytes(), doing_, "the shape of its chunks");
+  most_encoded_bytes_ = std::max<std::uint64_t>(most_encoded_bytes_, *bytes_);
+  type_ = encoded;
+}
+
+/// The values become bytes, in this order.
+void CodecChain::end_of_values(bool is_big_endian) {
+  if (!holds_values_) refuse("it is made bytes twice", "Correct its metadata");
+  holds_values_ = false;
+  const auto part = type_.part_bytes();
+  if (is_big_endian && part > 1)
+    steps_.push_back({"bytes", part == 2 ? swap_parts<2> : part == 4 ? swap_parts<4> : swap_parts<8>, bytes_});
 }
 
 void CodecChain::decode(std::span<const std::byte> encoded, std::span<std::byte> into, const std::string& doing) const {

@@ -29,6 +29,9 @@ class CodecChain {
   void decode(std::span<const std::byte> encoded, std::span<std::byte> into, const std::string& doing) const;
   /// True if a chunk is stored as it is.
   bool is_plain() const noexcept { return steps_.empty(); }
+  std::size_t decoded_bytes() const noexcept { return decoded_bytes_; }
+  /// None if they depend on the values.
+  const std::optional<std::size_t>& encoded_bytes() const noexcept { return bytes_; }
   /// An encoded chunk has at most so many bytes, about as many as its values.
   std::uint64_t most_encoded_bytes() const noexcept { return most_encoded_bytes_; }
   /// "delta, blosc lz4"; empty if the values are stored as they are.
@@ -46,14 +49,15 @@ class CodecChain {
 
   CodecChain(std::vector<std::int64_t> chunk, const NumberType& type, const std::string& doing);
   void add(const std::string& name, const Json& options);
+  void add_step(const std::string& shown, Undo undo);
   void add_transpose(std::vector<std::int64_t> order);
-  bool add_filter(const std::string& name, const Json& options);
-  bool add_compressor(const std::string& name, const Json& options);
+  void add_filter(const std::string& name, const Json& options);
   void end_of_values(bool is_big_endian);
   [[noreturn]] void refuse(const std::string& fact, const std::string& remedy) const;
 
   std::string doing_, text_;
   std::vector<Step> steps_;
+  std::size_t decoded_bytes_ = 0;
   // While codecs are added: what the next one is applied to.
   std::vector<std::int64_t> shape_;
   NumberType type_;

@@ -6,7 +6,6 @@
 #include "hdf5/dimensions.hpp"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <limits>
 #include <string_view>
@@ -42,10 +41,14 @@ std::string with_quoted_numbers(std::string_view text) {
 
 std::optional<Json> read_document(const StoreFiles& files, const std::string& name, const std::string& doing,
                                   std::string& all) {
-  const auto text = files.text_of(name);
-  if (!text) return {};
-  all += *text;
-  auto json = parse_json(with_quoted_numbers(*text), doing);
+  constexpr std::uint64_t most = 64 << 20;
+  const auto file = files.open(name);
+  if (!file) return {};
+  if (file->size() > most) refuse(doing, name + " has more than 64 MiB, and metadata are short", damaged);
+  std::string text(file->size(), '\0');
+  file->read(std::as_writable_bytes(std::span(text)), 0);
+  all += text;
+  auto json = parse_json(with_quoted_numbers(text), doing);
   if (!json.is_object()) refuse(doing, name + " is no JSON object");
   return json;
 }
@@ -69,20 +72,15 @@ const std::string& name_of(const Json& extension) {
 /// it is another one.
 Json decoded_number(const Json& value) {
   constexpr std::string_view digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-  if (!value.is_string()) return value;
-  const auto text = value.get<std::string>();
+  const std::string_view text = value.is_string() ? value.get_ref<const std::string&>() : std::string_view();
   if (text.size() != 12 || !text.ends_with('=')) return value;
-  std::array<std::uint8_t, 9> bytes{};
+  std::uint64_t bits = 0;
   for (std::size_t i = 0; i < 11; ++i) {
     const auto digit = digits.find(text[i]);
     if (digit == digits.npos) return value;
-    for (std::size_t bit = 0; bit < 6; ++bit)
-      if ((digit >> (5 - bit) & 1) != 0)
-        bytes[(6 * i + bit) / 8] |= static_cast<std::uint8_t>(0x80 >> (6 * i + bit) % 8);
+    bits = i < 10 ? bits << 6 | digit : bits << 4 | digit >> 2;  // 64 bits are 10 digits and 4 bits
   }
-  std::uint64_t bits = 0;
-  for (std::size_t i = 8; i-- > 0;) bits = bits << 8 | bytes[i];
-  return std::bit_cast<double>(bits);
+  return std::bit_cast<double>(__builtin_bswap64(bits));
 }
 
 }  // namespace
@@ -190,11 +188,11 @@ void ArrayMetadata::read_codecs(const Json& list, const std::string& doing) {
   const auto location = options.value("index_location", "end");
   if (location != "end" && location != "start") refuse_shards("whose index lies at \"" + location + "\"");
   index_is_at_end = location == "end";
-  for (const auto& codec : options.at("index_codecs")) {
-    const bool is_bytes = name_of(codec) == "bytes" && codec.at("configuration").at("endian") == "little";
-    if (!is_bytes && name_of(codec) != "crc32c") refuse_shards("whose index has the codec " + json_text_lossy(codec));
-    index_has_checksum = index_has_checksum || name_of(codec) == "crc32c";
-  }
+  std::vector<std::int64_t> index_shape;
+  for (std::size_t d = 0; d < chunk.size(); ++d) index_shape.push_back(shard[d] / chunk[d]);
+  index_shape.push_back(2);
+  index_codecs.emplace(options.at("index_codecs"), NumberType{at::kUInt64}, std::move(index_shape), doing);
+  if (!index_codecs->encoded_bytes()) refuse_shards("whose index is compressed");
   if (std::ranges::any_of(options.at("codecs"), is_shards)) refuse_shards("inside of shards");
   codecs.emplace(options.at("codecs"), type, chunk, doing);
 }
@@ -205,7 +203,7 @@ void ArrayMetadata::check_shapes(const std::string& doing) const {
     refuse(doing, str("its chunks have ", chunk.size(), " dimensions, its values ", shape.size()));
   if (shape.size() > most_dimensions) refuse(doing, str("it has ", shape.size(), " dimensions; the most are 32"));
   if (separator_ != "/" && separator_ != ".") refuse(doing, "its chunk keys have the separator \"" + separator_ + "\"");
-  auto bytes = static_cast<std::int64_t>(type.bytes);
+  auto bytes = static_cast<std::int64_t>(type.bytes());
   for (const auto size : chunk) bytes = checked_product(bytes, size, doing, "the shape of its chunks");
 }
 

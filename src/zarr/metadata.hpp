@@ -35,13 +35,14 @@ struct ArrayMetadata {
 
   NumberType type;
   std::vector<std::int64_t> shape;
-  std::vector<std::int64_t> chunk;                          ///< the shape of a chunk, in a shard if there are shards
-  std::vector<std::int64_t> shard;                          ///< the shape of a shard; empty if each chunk has a file
-  std::vector<std::string> dimensions;                      ///< their names, which may be empty; none if there are none
-  std::vector<std::byte> fill_value;                        ///< of the values as they are decoded
-  std::optional<CodecChain> codecs;                         ///< none for a single value, which is not read
-  bool index_is_at_end = true, index_has_checksum = false;  ///< of a shard
-  Json attributes;                                          ///< with _FillValue, if the array has missing values
+  std::vector<std::int64_t> chunk;         ///< the shape of a chunk, in a shard if there are shards
+  std::vector<std::int64_t> shard;         ///< the shape of a shard; empty if each chunk has a file
+  std::vector<std::string> dimensions;     ///< their names, which may be empty; none if there are none
+  std::vector<std::byte> fill_value;       ///< of the values as they are decoded
+  std::optional<CodecChain> codecs;        ///< none for a single value, which is not read
+  std::optional<CodecChain> index_codecs;  ///< of a shard's index; of a known size
+  bool index_is_at_end = true;
+  Json attributes;  ///< with _FillValue, if the array has missing values
 
  private:
   void read_version_2(const Node& node, const std::string& doing);

@@ -6,6 +6,7 @@
 #include "hdf5/file.hpp"
 #include "hdf5/file_storage.hpp"
 #include "hdf5/foreign_chunks.hpp"
+#include "hdf5/types.hpp"
 #include "zarr/chunks.hpp"
 #include "zarr/metadata.hpp"
 #include "zarr/store_files.hpp"
@@ -15,7 +16,6 @@
 #include <limits>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -24,17 +24,10 @@
 namespace muster::detail::zarr {
 namespace {
 
-constexpr const char* root_documents[] = {"zarr.json", ".zgroup", ".zarray"};
+constexpr std::ptrdiff_t most_levels = 64;  ///< of groups in groups
 
-/// The arrays of a store, by their paths in the HDF5 file that describes it.
-class Store final : public hdf5::ForeignStore {
- public:
-  std::shared_ptr<const hdf5::ForeignChunks> chunks(const std::string& path) const override {
-    if (const auto found = refused.find(path); found != refused.end()) throw Error(found->second);
-    const auto found = arrays.find(path);
-    return found == arrays.end() ? nullptr : found->second;
-  }
-
+/// The arrays of a store, and the errors of those that cannot be read, by their paths in the HDF5 file.
+struct Store {
   std::map<std::string, std::shared_ptr<const Chunks>> arrays;
   std::map<std::string, Error> refused;
 };
@@ -46,16 +39,20 @@ class Description {
       : path_(path.string()), doing_("opening " + path_), files_(open_store_files(path)) {}
 
   hdf5::Handle write() {
-    const std::filesystem::path path(path_);
+    const auto path = std::filesystem::absolute(path_).lexically_normal();  // which may end with a slash
     const auto root = read_node(*files_, "", doing_);
     if (!root)
       throw Error(ExitCode::data, doing_, "it holds no Zarr store: there is no zarr.json, .zgroup or .zarray",
                   "Name a store, with its metadata at the top of the folder or the archive");
     const auto storage = std::make_shared<hdf5::FileStorage>();
-    storage->foreign = store_;
+    storage->foreign = [store = store_](const std::string& at) -> std::shared_ptr<const hdf5::ForeignChunks> {
+      if (const auto found = store->refused.find(at); found != store->refused.end()) throw Error(found->second);
+      const auto found = store->arrays.find(at);
+      return found == store->arrays.end() ? nullptr : found->second;
+    };
     auto file = hdf5::create_file(storage, 1, "a description of " + path_);
     if (root->is_array)
-      add_array(file.get(), "", (path_.ends_with('/') ? path.parent_path() : path).stem().string(), *root);
+      add_array(file.get(), "", (path.has_filename() ? path : path.parent_path()).stem().string(), *root);
     else
       add_members(file.get(), "");
     return file;
@@ -66,12 +63,12 @@ class Description {
 
   /// Adds the nodes in `folder`, which is empty or ends with a slash, to the group.
   void add_members(hid_t group, const std::string& folder) {
-    for (const auto& [name, is_link] : files_->list(folder)) {
+    for (const auto& name : files_->list(folder)) {
       const auto inside = folder + name + "/";
       try {
-        if (is_link)
+        if (std::ranges::count(inside, '/') > most_levels)
           throw Error(ExitCode::data, "reading " + path_ + ":/" + folder + name,
-                      "it is a link; links in a store are not followed", "Put the data themselves there");
+                      str("it lies more than ", most_levels, " levels deep"), "Name an inner group as the store");
         const auto node = read_node(*files_, inside, "reading " + path_ + ":/" + folder + name);
         if (!node) continue;
         if (node->is_array) {
@@ -106,6 +103,7 @@ class Description {
       ArrayMetadata metadata(node, "reading " + shown);
       const auto dataset = make_dataset(group, name, metadata, "reading " + shown);
       write_attributes(dataset.get(), metadata, "reading " + shown);
+      metadata.attributes.clear();
       if (!metadata.shape.empty())
         store_->arrays.emplace(path,
                                std::make_shared<const Chunks>(files_, folder, std::move(metadata), shown, node.text));
@@ -121,7 +119,7 @@ class Description {
     const auto creation = hdf5::make_properties(H5P_DATASET_CREATE, doing_);
     auto space = hdf5::make_space({}, doing_);
     if (!shape.empty()) {
-      auto bytes = metadata.type.bytes;
+      auto bytes = metadata.type.bytes();
       constexpr std::size_t most_bytes = std::numeric_limits<std::uint32_t>::max();
       for (const auto size : chunk) bytes *= size;
       if (bytes > most_bytes || std::ranges::max(chunk) > most_bytes)
@@ -130,7 +128,7 @@ class Description {
       check(H5Pset_chunk(creation.get(), static_cast<int>(chunk.size()), chunk.data()));
       space = {check(H5Screate_simple(static_cast<int>(shape.size()), shape.data(), most.data())), H5Sclose};
     }
-    const auto type = metadata.type.hdf5_type();
+    const auto type = hdf5::memory_type_of(metadata.type.scalar);
     return {check(H5Dcreate2(group, name.c_str(), type.get(), space.get(), H5P_DEFAULT, creation.get(), H5P_DEFAULT)),
             H5Dclose};
   }
@@ -146,7 +144,7 @@ class Description {
                                            hdf5::array_dimensions};
     for (const auto& [name, value] : metadata.attributes.items()) {
       if (name == "_FillValue")  // which NetCDF wants to have the type of the values
-        write_values(dataset, name, metadata.type.hdf5_type().get(), {},
+        write_values(dataset, name, hdf5::memory_type_of(metadata.type.scalar).get(), {},
                      value_bytes(metadata.type, value, doing).data());
       else if (std::ranges::find(others, name) == std::end(others))
         write_attribute(dataset, name, value);
@@ -169,12 +167,13 @@ class Description {
 
   /// An attribute of a number, a text, or a list of one of these. Others are left out.
   void write_attribute(hid_t dataset, const std::string& name, const Json& value) const {
-    constexpr std::size_t most_bytes = 60'000;  // HDF5 keeps larger ones in another way
+    constexpr std::size_t most_bytes = 60'000, longest_name = 255;  // HDF5 keeps larger ones in another way
     const Json list = value.is_array() ? value : Json::array({value});
     const auto are = [&](auto kind) {
       return std::ranges::all_of(list, [&](const Json& each) { return (each.*kind)(); });
     };
-    if (list.empty() || name.empty() || name.find('\0') != name.npos || check(H5Aexists(dataset, name.c_str())) > 0)
+    if (list.empty() || name.empty() || name.size() > longest_name || name.find('\0') != name.npos ||
+        check(H5Aexists(dataset, name.c_str())) > 0)
       return;
     std::vector<std::int64_t> shape;
     if (value.is_array()) shape.push_back(std::ssize(list));
@@ -192,15 +191,11 @@ class Description {
       write(type.get(), texts.data());
     } else if (list.size() > most_bytes / sizeof(double)) {
       return;
-    } else if (are(&Json::is_number_unsigned) || are(&Json::is_number_integer)) {
-      const bool is_unsigned = are(&Json::is_number_unsigned) && std::ranges::any_of(list, [](const Json& each) {
-                                 return !std::in_range<std::int64_t>(each.get<std::uint64_t>());
-                               });
-      std::vector<std::uint64_t> numbers;
-      for (const auto& each : list)
-        numbers.push_back(is_unsigned ? each.get<std::uint64_t>()
-                                      : static_cast<std::uint64_t>(each.get<std::int64_t>()));
-      write(is_unsigned ? H5T_NATIVE_UINT64 : H5T_NATIVE_INT64, numbers.data());
+    } else if (std::ranges::all_of(list, [](const Json& each) {
+                 return each.is_number_integer() &&
+                        (!each.is_number_unsigned() || std::in_range<std::int64_t>(each.get<std::uint64_t>()));
+               })) {
+      write(H5T_NATIVE_INT64, list.get<std::vector<std::int64_t>>().data());
     } else if (are(&Json::is_number)) {
       write(H5T_NATIVE_DOUBLE, list.get<std::vector<double>>().data());
     }
@@ -211,6 +206,7 @@ class Description {
   const std::shared_ptr<Store> store_ = std::make_shared<Store>();
 };
 
+/// False for a file that cannot be read, too: HDF5's room says why.
 bool is_zip(const std::filesystem::path& path) try {
   std::error_code none;
   if (!std::filesystem::is_regular_file(path, none)) return false;
@@ -220,17 +216,20 @@ bool is_zip(const std::filesystem::path& path) try {
   file.read_at(std::as_writable_bytes(std::span(begin)), 0);
   return std::string_view(begin.data(), begin.size()) == "PK\3\4";
 } catch (const Error&) {
-  return false;  // opening it as an HDF5 file says what is wrong
+  return false;
+}
+
+/// The metadata of a folder's root; empty if there are none.
+std::filesystem::path root_document(const std::filesystem::path& path) {
+  std::error_code none;
+  for (const auto* name : {"zarr.json", ".zgroup", ".zarray"})
+    if (std::filesystem::is_directory(path, none) && std::filesystem::exists(path / name, none)) return path / name;
+  return {};
 }
 
 }  // namespace
 
-bool is_store(const std::filesystem::path& path) {
-  std::error_code none;
-  if (!std::filesystem::is_directory(path, none)) return is_zip(path);
-  return std::ranges::any_of(root_documents,
-                             [&](const char* name) { return std::filesystem::exists(path / name, none); });
-}
+bool is_store(const std::filesystem::path& path) { return !root_document(path).empty() || is_zip(path); }
 
 hdf5::Handle open_file(const std::filesystem::path& path) {
   const hdf5::Lock lock;
@@ -238,11 +237,8 @@ hdf5::Handle open_file(const std::filesystem::path& path) {
 }
 
 std::filesystem::path main_file(const std::filesystem::path& path) {
-  std::error_code none;
-  if (!std::filesystem::is_directory(path, none)) return path;
-  for (const auto* name : root_documents)
-    if (std::filesystem::exists(path / name, none)) return path / name;
-  return path;
+  const auto document = root_document(path);
+  return document.empty() ? path : document;
 }
 
 }  // namespace muster::detail::zarr

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "base/file.hpp"
+#include "base/zip.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -17,22 +18,24 @@ namespace muster::detail::zarr {
 /// The remedy of errors about damage.
 inline constexpr const char* damaged = "The store is damaged; make or copy it again";
 
-/// An entry of a group.
-struct Entry {
-  std::string name;
-  bool is_link = false;
-};
-
 /// An opened file of a store.
 class StoredFile {
  public:
-  virtual ~StoredFile() = default;
-  virtual std::uint64_t size() const = 0;
-  /// Reads a part that lies inside of the file. Throws an Error.
-  virtual void read(std::span<std::byte> into, std::uint64_t offset) const = 0;
-  virtual void will_read(std::uint64_t offset, std::uint64_t bytes) const noexcept = 0;
+  /// `record`: where it lies in `file`.
+  StoredFile(std::shared_ptr<const File> file, const ZipRecord& record, std::uint64_t version, std::string shown);
+
+  std::uint64_t size() const noexcept { return record_.unpacked_bytes; }
   /// Two files that differ in their content differ in this, unless one was changed in place within a tick of the clock.
-  virtual std::uint64_t version() const = 0;
+  std::uint64_t version() const noexcept { return version_; }
+  /// Reads a part that lies inside of the file. One that is deflated can only be read whole. Throws an Error.
+  void read(std::span<std::byte> into, std::uint64_t offset) const;
+  void will_read(std::uint64_t offset, std::uint64_t bytes) const noexcept;
+
+ private:
+  std::shared_ptr<const File> file_;
+  ZipRecord record_;
+  std::uint64_t version_;
+  std::string shown_;
 };
 
 /// Thread-safe. Names are relative to the store, with slashes. Links inside of a store are refused, so nothing outside
@@ -41,14 +44,9 @@ class StoreFiles {
  public:
   virtual ~StoreFiles() = default;
   /// The names inside the folder `folder`, which is empty or ends with a slash, sorted: folders and links.
-  virtual std::vector<Entry> list(const std::string& folder) const = 0;
-  /// The file; null if it does not exist.
-  virtual std::unique_ptr<StoredFile> open(const std::string& name) const = 0;
-  /// The size of a file as open() gives it; none if it does not exist.
-  virtual std::optional<std::uint64_t> size_of(const std::string& name) const = 0;
-
-  /// The text of a file of at most 64 MiB; none if it does not exist.
-  std::optional<std::string> text_of(const std::string& name) const;
+  virtual std::vector<std::string> list(const std::string& folder) const = 0;
+  /// The file; none if it does not exist.
+  virtual std::optional<StoredFile> open(const std::string& name) const = 0;
 };
 
 /// The folder or the zip archive at `path`. Throws an Error (ExitCode::data) if it is neither, or damaged.

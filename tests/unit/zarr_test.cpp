@@ -213,7 +213,7 @@ TEST(Zarr, LinksAreNotFollowed) {
   EXPECT_EQ(Dataset::from_hdf5({store.string()}, {.columns = {"y"}}).count(), 20);
   fs::create_symlink(store / "y", store / "z");
   expect_text(error_of([&] { Dataset::from_hdf5({store.string()}, {.columns = {"z"}}).count(); }),
-              "it is a link; links in a store are not followed");
+              "it is a link, or lies behind one");
   // The store itself may be one.
   fs::create_directory_symlink(store, folder.path() / "link.zarr");
   EXPECT_EQ(Dataset::from_hdf5({(folder.path() / "link.zarr").string()}, {.columns = {"y"}}).count(), 20);
@@ -274,12 +274,16 @@ TEST(Zarr, WhatMusterCannotReadIsNamed) {
       {array_of_version_3(shape, chunk,
                           {{"codecs", Json::array({{{"name", "transpose"}, {"configuration", {{"order", {1, 1}}}}}})}}),
        "its transpose is not an order of its dimensions"},
+      {array_of_version_3(
+           shape, chunk,
+           {{"codecs", Json::array({{{"name", "transpose"}, {"configuration", {{"order", Json::array()}}}}})}}),
+       "its transpose is not an order of its dimensions"},
       {array_of_version_3(shape, chunk, {{"codecs", shards({{"chunk_shape", {3, 3}}})}}),
        "it has shards that are no multiple of its chunks"},
       {array_of_version_3(shape, chunk, {{"codecs", shards({{"index_location", "middle"}})}}),
        "it has shards whose index lies at \"middle\""},
       {array_of_version_3(shape, chunk, {{"codecs", shards({{"index_codecs", {{{"name", "zstd"}}}}})}}),
-       "it has shards whose index has the codec"},
+       "it has shards whose index is compressed"},
       {array_of_version_3(shape, chunk, {{"codecs", shards({{"codecs", shards({})}})}}),
        "it has shards inside of shards"},
   };
@@ -306,7 +310,7 @@ TEST(Zarr, WhatMusterCannotReadIsNamed) {
   write(store / "zarr.json", "{");
   expect_text(error_of([&] { Dataset(store).count(); }), store.string());
   fs::resize_file(store / "zarr.json", (64 << 20) + 1);
-  expect_text(error_of([&] { Dataset(store).count(); }), "it has more than 64 MiB, and metadata are short");
+  expect_text(error_of([&] { Dataset(store).count(); }), "zarr.json has more than 64 MiB, and metadata are short");
   write(folder.path() / "no.zip", "PK\3\4 and no more");
   expect_text(error_of([&] { Dataset(folder.path() / "no.zip").count(); }), "it is not a whole zip archive");
 }
@@ -376,7 +380,7 @@ TEST(Zarr, ShardsAreReadByTheirIndex) {
   };
   write(store / "x/zarr.json", with_checksum(checked));
   write_shard({56, 24, 32, 24});
-  expect_text(error_of([&] { read(); }), "the index does not match its crc32c checksum");
+  expect_text(error_of([&] { read(); }), "its crc32c checksum does not match");
   checked = sharding;
   checked["codecs"].push_back({{"name", "crc32c"}});
   write(store / "x/zarr.json", with_checksum(checked));
@@ -412,6 +416,63 @@ TEST(Zarr, ArchivesAreReadInPlace) {
   write(path, zip_of({{"s.zarr/.zgroup", group.content}}));
   expect_text(error_of([&] { Dataset(path).count(); }),
               "it holds no Zarr store: there is no zarr.json, .zgroup or .zarray");
+}
+
+TEST(Zarr, HostileNamesAndAttributesEndInAnErrorOrAreLeftOut) {
+  const Folder folder;
+  const Record group{".zgroup", R"({"zarr_format": 2})"};
+  std::vector<Record> records{group, {"x/.zarray", array_of_version_2({4}, {4}).dump()}};
+  records.push_back({std::string("\0/.zgroup", 9), group.content});
+  records.push_back({"../y/.zarray", array_of_version_2({4}, {4}).dump()});
+  records.push_back({"x/.zattrs", Json{{std::string(70'000, 'n'), 1}, {"high", ~std::uint64_t{0}}}.dump()});
+  // Each group takes a piece of the stack.
+  for (std::string name = "g/"; name.size() < 6'000; name += "g/") records.push_back({name + ".zgroup", group.content});
+  const auto path = folder.path() / "s.zip";
+  write(path, zip_of(records));
+  EXPECT_TRUE(at::equal(Dataset(path).column("x"), at::full({4}, 7, at::kInt)));
+  std::string inner = path.string() + ":/";
+  for (int i = 0; i < 64; ++i) inner += "g/";
+  expect_text(error_of([&] { Dataset::from_hdf5({inner}, {.columns = {"g"}}).count(); }),
+              "it lies more than 64 levels deep");
+}
+
+TEST(Zarr, AnArrayAtTheRootHasTheNameOfTheStore) {
+  const Folder folder;
+  write(folder.path() / "s.zarr/.zarray", array_of_version_2({4}, {4}).dump());
+  for (const auto* path : {"s.zarr", "s.zarr/", "s.zarr/."})
+    EXPECT_TRUE(at::equal(Dataset((folder.path() / path).string()).column("s"), at::full({4}, 7, at::kInt))) << path;
+}
+
+TEST(Zarr, FillValuesAreExact) {
+  const Folder folder;
+  const auto store = folder.path() / "s.zarr";
+  write(store / "zarr.json", R"({"zarr_format": 3, "node_type": "group"})");
+  const auto column = [&](const char* type, const Json& fill) {
+    write(store / "x/zarr.json", array_of_version_3({2}, {2}, {{"data_type", type}, {"fill_value", fill}}).dump());
+    return Dataset(store).column("x");
+  };
+  const auto bits = [](const at::Tensor& values) {
+    return std::string(static_cast<const char*>(values.const_data_ptr()), values.nbytes() / 2);
+  };
+  EXPECT_EQ(bits(column("float32", "0x7fc00001")), std::string("\1\0\xc0\x7f", 4));
+  EXPECT_EQ(bits(column("float32", -0.0)), std::string("\0\0\0\x80", 4));
+  EXPECT_EQ(bits(column("float16", "-Infinity")), std::string("\0\xfc", 2));
+  EXPECT_EQ(bits(column("bfloat16", 1)), std::string("\x80\x3f", 2));
+  EXPECT_EQ(bits(column("complex64", {-0.0, 1})), std::string("\0\0\0\x80\0\0\x80\x3f", 8));
+  EXPECT_EQ(bits(column("bool", true)), "\1");
+  EXPECT_EQ(bits(column("int8", -128)), "\x80");
+  const std::vector<std::pair<const char*, Json>> wrong{{"uint8", -1},
+                                                        {"int8", 128},
+                                                        {"int32", 0.5},
+                                                        {"int32", "0x1"},
+                                                        {"float32", "0x1"},
+                                                        {"float32", "0x0000000g"},
+                                                        {"complex64", Json::array({1})},
+                                                        {"complex64", {"x", 1}},
+                                                        {"bool", "true"},
+                                                        {"int64", std::uint64_t{1} << 63}};
+  for (const auto& [type, fill] : wrong)
+    expect_text(error_of([&, &type = type, &fill = fill] { column(type, fill); }), "is no number of its type");
 }
 
 TEST(Zarr, WindowsOfAPartGoByTheValuesOfACoordinate) {
