@@ -84,11 +84,19 @@ def _remove(folder, store, size):
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _refuse_world(rank, size):
+    raise RuntimeError(f"starting the process group: torch takes this process for rank {rank} of {size}, and for MPI it is "
+                       f"rank {_default.rank} of {_default.size}. Start the ranks with mpirun -n {size} or srun instead of "
+                       "torchrun, and give init_method=\"muster://\"")
+
+
 def _rendezvous(url, timeout=dist.default_pg_timeout, **_):
     """The handler of muster://, which gives all ranks of MPI, and of from_mpi()'s muster://N."""
     global _default
     parts = urlsplit(url)
     _default = _worlds[int(parts.netloc)] if parts.netloc else _world_of_all_ranks(timeout)
+    if _default.size == 1 and not parts.netloc and os.environ.get("WORLD_SIZE", "1") != "1":
+        _refuse_world(os.environ.get("RANK"), os.environ["WORLD_SIZE"])  # torchrun has started several processes
     asked = dict(parse_qsl(parts.query))
     for name, own in (("rank", _default.rank), ("world_size", _default.size)):
         if int(asked.get(name, own)) != own:
@@ -107,9 +115,7 @@ def _make_group(options, _):
         if _default is None or place != (_default.rank, _default.size):  # after another rendezvous, such as env://
             _default = _world_of_all_ranks(options.timeout)
         if place != (_default.rank, _default.size):
-            raise RuntimeError(f"starting the process group: torch takes this process for rank {place[0]} of {place[1]}"
-                               f", and for MPI it is rank {_default.rank} of {_default.size}. Start the ranks with "
-                               f"mpirun -n {place[1]} or srun instead of torchrun, and give init_method=\"muster://\"")
+            _refuse_world(*place)
         members = list(range(_default.size))
     if _default is None:
         raise RuntimeError("starting a process group: the default group has not met over MPI. Give "

@@ -132,13 +132,14 @@ class Ends(unittest.TestCase):
         self.assertEqual(end.stdout, "False\n", end.stderr)
 
     def test_launched_by_torchrun(self):
-        end = self.run_command(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-                               self.script("""
-                                   import torch.distributed as dist, muster_torch
-                                   dist.init_process_group("muster")
-                                   """, ""))
-        self.assertNotEqual(end.returncode, 0)
-        self.assertIn("mpirun -n 2", end.stderr)
+        for method in "", ', init_method="muster://"':
+            end = self.run_command(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+                                   self.script(f"""
+                                       import torch.distributed as dist, muster_torch
+                                       dist.init_process_group("muster"{method})
+                                       """, ""))
+            self.assertNotEqual(end.returncode, 0)
+            self.assertIn("mpirun -n 2", end.stderr)
 
     def test_processes_are_left_alone(self):
         self.launch("""
@@ -210,15 +211,20 @@ before = ports()  # those of MPI
 
     def test_interrupt(self):
         path = self.script("""
-            print("ready", os.getpid(), flush=True)
+            print(f"ready {os.getpid()};", flush=True)
             import time
             while True:
                 dist.all_reduce(x)
                 time.sleep(0.01)
             """)
         job = subprocess.Popen([MPIRUN, "-n", "2", sys.executable, path], stdout=subprocess.PIPE, text=True,
-                               stderr=subprocess.DEVNULL, start_new_session=True)
-        ranks = [int(job.stdout.readline().split()[1]) for _ in range(2)]
+                               stderr=subprocess.STDOUT, start_new_session=True)
+        said, ranks = "", []
+        while len(ranks) < 2:
+            line = job.stdout.readline()
+            self.assertTrue(line, said)
+            said += line  # two ranks may write into one line
+            ranks = [int(rank) for rank in re.findall(r"ready (\d+);", said)]
         os.killpg(job.pid, signal.SIGINT)  # as the terminal does
         self.assertNotEqual(job.wait(timeout=LIMIT_S), 0)
         job.stdout.close()
