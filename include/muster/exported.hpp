@@ -92,6 +92,7 @@ class MUSTER_API ExportedModuleImpl : public torch::nn::Module, public detail::g
  private:
   struct State;
   void move_others(std::optional<at::Device> device, std::optional<torch::Dtype> dtype);
+  void require_synchronisable() const override;
   void synchronise_batch_norms() override;
   std::vector<detail::gradients::SynchronisedOperator*> synchronised_operators() override;
 

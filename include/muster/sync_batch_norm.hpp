@@ -65,7 +65,10 @@ class MUSTER_API SynchronisedOperator : public Synchronised {
 class MUSTER_API BatchNormOperators {
  public:
   virtual ~BatchNormOperators() = default;
-  /// ModelOptions::sync_batch_norm: makes all batch-norms synchronised ones, or throws an Error and changes nothing.
+  /// Throws an Error if a batch-norm of the module cannot be synchronised.
+  virtual void require_synchronisable() const = 0;
+  /// ModelOptions::sync_batch_norm: makes all batch-norms synchronised ones. Call require_synchronisable() before, for
+  /// all modules of the model, so that none is changed if one of them is refused.
   virtual void synchronise_batch_norms() = 0;
   /// The synchronised batch-norms, in the order of the forward pass; the module owns them.
   virtual std::vector<SynchronisedOperator*> synchronised_operators() = 0;

@@ -239,7 +239,10 @@ bool is_batch_norm(const nn::Module& module) {
 /// cannot be replaced.
 void find_norms(nn::Module& module, const std::string& path, std::vector<ReplaceableNorm>& norms,
                 std::vector<BatchNormOperators*>& graphs) {
-  if (auto* const graph = dynamic_cast<BatchNormOperators*>(&module)) return graphs.push_back(graph);
+  if (auto* const graph = dynamic_cast<BatchNormOperators*>(&module)) {
+    graph->require_synchronisable();
+    return graphs.push_back(graph);
+  }
   auto* const parent = module.as<nn::Sequential>();
   if (is_batch_norm(module))
     throw Error(ExitCode::usage, "exchanging batch-norms for synchronised ones",

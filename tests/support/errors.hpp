@@ -13,7 +13,7 @@
 namespace muster::test {
 
 /// Returns the text of the Error that `call` throws, and expects that code of it; "no error" if it throws none.
-inline std::string error_of(const std::function<void()>& call, ExitCode code) {
+inline std::string error_of(const std::function<void()>& call, ExitCode code = ExitCode::data) {
   try {
     call();
   } catch (const Error& error) {

@@ -1,6 +1,7 @@
 #include "muster/augmentation.hpp"
 
 #include "muster/error.hpp"
+#include "support/errors.hpp"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/TensorOperators.h>
@@ -23,6 +24,8 @@
 namespace muster::augmentation_test {
 namespace {
 
+using test::error_of;
+
 using Sizes = std::vector<std::int64_t>;
 
 at::Generator generator_of(std::uint64_t seed) { return at::make_generator<at::CPUGeneratorImpl>(seed); }
@@ -39,17 +42,6 @@ at::Tensor counted(const Sizes& shape, at::ScalarType type) {
   std::int64_t count = 1;
   for (const auto size : shape) count *= size;
   return ((at::arange(count) * 37 + 1) % 101).view(shape).to(type);
-}
-
-std::string error_of(const std::function<void()>& work, ExitCode code) {
-  try {
-    work();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code);
-    return error.what();
-  }
-  ADD_FAILURE() << "no error";
-  return {};
 }
 
 void expect_refusal(const PreprocessorPtr& preprocessor, const Batch& batch, const std::string& text) {

@@ -3,6 +3,7 @@
 #include "hdf5/types.hpp"
 #include "muster/dataset.hpp"
 #include "muster/error.hpp"
+#include "support/errors.hpp"
 #include "support/hdf5_fixture.hpp"
 #include "support/io_errors.hpp"
 #include "unit/pass_world.hpp"
@@ -29,6 +30,7 @@ namespace {
 
 using detail::hdf5::check;
 using detail::hdf5::Handle;
+using test::error_of;
 using test::Folder;
 using test::H5File;
 using Sizes = std::vector<hsize_t>;
@@ -64,16 +66,6 @@ void expect_rows(const Dataset& dataset, const std::string& name, const at::Tens
                  const std::string& what) {
   const auto batch = dataset.read(samples);
   EXPECT_TRUE(at::equal(batch[name], values.index_select(0, at::tensor(samples, at::kLong)))) << what;
-}
-
-std::string error_of(const std::function<void()>& action, ExitCode code = ExitCode::data) {
-  try {
-    action();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST(ChunkedData, IsTheSameInEveryLayoutAndCache) {

@@ -1,6 +1,7 @@
 // Programs of torch.export: run, trained, switched between modes, and refused. exported/make_files.py has the models.
 #include "muster/exported.hpp"
 
+#include "gradients/sync_batch_norm.hpp"
 #include "support/errors.hpp"
 #include "support/exported_file.hpp"
 #include "support/folder.hpp"
@@ -10,6 +11,7 @@
 #include <ATen/autocast_mode.h>
 #include <caffe2/serialize/inline_container.h>
 #include <gtest/gtest.h>
+#include <torch/nn/modules/container/sequential.h>
 #include <torch/optim/sgd.h>
 #include <nlohmann/json.hpp>
 
@@ -391,9 +393,15 @@ TEST_F(ExportedTest, RefusesUsesThatItsProgramDoesNotHave) {
               "the input flag is no integer");
   net = load_bytes(changed("modes", graph_record,
                            json_change(R"({"nodes/3/target": "torch.ops.aten._batch_norm_impl_index.default"})")));
-  detail::gradients::BatchNormOperators& norms = *net;
-  EXPECT_SAYS(error_of([&] { norms.synchronise_batch_norms(); }, ExitCode::usage),
+  auto first = load("modes");
+  torch::nn::Sequential both(first, net);
+  EXPECT_SAYS(error_of([&] { detail::gradients::replace_batch_norms(*both); }, ExitCode::usage),
               "the exported program has aten._batch_norm_impl_index.default, which cannot be synchronised");
+  detail::gradients::BatchNormOperators& norms = *first;
+  EXPECT_TRUE(norms.synchronised_operators().empty()) << "a refusal changes nothing";
+  torch::nn::Sequential one(first);
+  detail::gradients::replace_batch_norms(*one);
+  EXPECT_FALSE(norms.synchronised_operators().empty());
 
   const auto state = state_dict(load("modes"));
   const auto save = [&](const std::string& program) {

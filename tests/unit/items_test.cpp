@@ -2,6 +2,7 @@
 #include "muster/dataset.hpp"
 #include "muster/error.hpp"
 #include "muster/preprocessor.hpp"
+#include "support/errors.hpp"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -15,20 +16,12 @@
 namespace muster::items_test {
 namespace {
 
+using test::error_of;
+
 Batch all_of(const Dataset& dataset) {
   std::vector<std::int64_t> samples(static_cast<std::size_t>(dataset.count()));
   std::iota(samples.begin(), samples.end(), 0);
   return dataset.read(samples);
-}
-
-std::string error_of(const std::function<void()>& work, ExitCode code = ExitCode::data) {
-  try {
-    work();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    return error.what();
-  }
-  return "no error";
 }
 
 std::string error_of(const Json& items) {

@@ -3,6 +3,7 @@
 #include "muster/convert.hpp"
 #include "muster/dataset.hpp"
 #include "muster/error.hpp"
+#include "support/errors.hpp"
 #include "support/folder.hpp"
 #include "unit/pass_world.hpp"
 
@@ -14,7 +15,6 @@
 
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -23,6 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using detail::data::pass_world::World;
+using test::error_of;
 using test::Folder;
 using Sizes = std::vector<std::int64_t>;
 
@@ -80,16 +81,6 @@ at::Tensor write_store(const fs::path& store, std::int64_t rows, std::int64_t ch
     write(store / ("y/" + std::to_string(first / chunk)), chunk_bytes(y, first, chunk));
   }
   return x;
-}
-
-std::string error_of(const std::function<void()>& action, ExitCode code = ExitCode::data) {
-  try {
-    action();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    return error.what();
-  }
-  return "no error";
 }
 
 void expect_text(const std::string& text, const std::string& part) {

@@ -313,18 +313,19 @@ std::vector<SynchronisedOperator*> ExportedModuleImpl::synchronised_operators() 
   return all;
 }
 
-void ExportedModuleImpl::synchronise_batch_norms() {
-  auto& norms = state_->settings.batch_norms;
-  std::size_t count = 0;
-  for (const auto& node : state_->program->nodes) {
-    if (node.mode.batch_norm >= 0)
-      ++count;
-    else if (node.name.find("batch_norm") != std::string::npos)
+void ExportedModuleImpl::require_synchronisable() const {
+  for (const auto& node : state_->program->nodes)
+    if (node.mode.batch_norm < 0 && node.name.find("batch_norm") != std::string::npos)
       throw Error(ExitCode::usage, "exchanging batch-norms for synchronised ones",
                   "the exported program has " + node.name + ", which cannot be synchronised",
                   "Export the model without run_decompositions()");
-  }
-  while (norms.size() < count) norms.push_back(std::make_shared<SynchronisedOperator>());
+}
+
+void ExportedModuleImpl::synchronise_batch_norms() {
+  const auto count =
+      std::ranges::count_if(state_->program->nodes, [](const auto& node) { return node.mode.batch_norm >= 0; });
+  auto& norms = state_->settings.batch_norms;
+  while (std::ssize(norms) < count) norms.push_back(std::make_shared<SynchronisedOperator>());
 }
 
 ExportedModule load_exported(const std::filesystem::path& file, const ExportedOptions& options) {
