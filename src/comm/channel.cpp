@@ -45,14 +45,17 @@ std::shared_ptr<Hierarchy> make_hierarchy(MpiCommunicator& over, const Topology&
   const auto size = topology.node_of_rank.size();
   if (size == 1) return nullptr;
   auto made = std::make_shared<Hierarchy>();
-  auto& ranks = made->leaders_of_node;
-  ranks.resize(static_cast<std::size_t>(topology.num_nodes));
+  std::vector<std::vector<int>> ranks(static_cast<std::size_t>(topology.num_nodes));  // of each node
   for (std::size_t r = 0; r < size; ++r)
     ranks[static_cast<std::size_t>(topology.node_of_rank[r])].push_back(static_cast<int>(r));
   made->ranks = ranks[static_cast<std::size_t>(topology.node_rank)];
   const auto least = std::ranges::min(ranks, {}, &std::vector<int>::size).size();
-  made->leaders = static_cast<int>(least);
-  for (auto& leaders : ranks) leaders.resize(least);
+  made->num_leaders = static_cast<int>(least);
+  if (topology.local_rank < made->num_leaders) {
+    made->leaders = {.communicator = &over, .node = topology.node_rank};
+    for (const auto& of_node : ranks)
+      made->leaders.ranks.push_back(of_node[static_cast<std::size_t>(topology.local_rank)]);
+  }
 
   const auto bytes = node::NodeCommunicator::memory_bytes(topology.local_size);
   std::byte* memory = nullptr;

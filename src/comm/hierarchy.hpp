@@ -4,6 +4,8 @@
 // sends the least possible: 2 S (n - 1) / n bytes for S bytes on n nodes.
 #pragma once
 
+#include "comm/slice_exchange.hpp"
+#include "muster/communicator.hpp"
 #include "node/communicator.hpp"
 
 #include <cstddef>
@@ -21,12 +23,17 @@ struct Hierarchy {
   std::vector<int> ranks;        ///< [local size]: ranks of this node, as ranks of the channel
   std::shared_ptr<void> memory;  ///< the memory of `communicator`
   std::unique_ptr<node::NodeCommunicator> communicator;
-  int leaders = 1;                                ///< first ranks of each node: as many as the smallest node has ranks
-  std::vector<std::vector<int>> leaders_of_node;  ///< [num_nodes][leaders]: rank in the channel
-  unsigned exchanges = 0;                         ///< exchanges between nodes that this rank has started so far
+  int num_leaders = 1;     ///< first ranks of each node: as many as the smallest node has ranks
+  Leaders leaders;         ///< of this rank's slices, as ranks of the channel; empty if this rank is no leader
+  unsigned exchanges = 0;  ///< exchanges between nodes that this rank has started so far
   /// Unfinished all-reduces, in the order in which they were started; every wait advances all of them.
   std::deque<std::shared_ptr<HierarchicalAllReduce>> over_nodes;
 };
+
+/// The leaders of this rank's slices, as long as the communicator lives; none if it leads no slice.
+const Leaders& leaders_of(const Communicator& communicator) noexcept;
+/// How many leaders each node has.
+int num_leaders(const Communicator& communicator) noexcept;
 
 // Call both inside Channel::run_exclusively().
 

@@ -32,6 +32,11 @@ std::optional<SharedRegion> allocate_shared(const Communicator& communicator, st
   return SharedRegion{std::move(segment), region, local};
 }
 
+SharedRegion own_region(std::size_t bytes) {
+  const auto memory = node::local_memory(bytes);
+  return {nullptr, {memory.get(), node::whole_pages(std::max<std::size_t>(1, bytes)), memory}, 0};
+}
+
 std::shared_ptr<node::SharedSegment> map_segment(const Communicator& communicator, std::size_t bytes,
                                                  std::size_t reserved, const char* until_then) {
   const auto& channel = *Channel::of(communicator);

@@ -15,7 +15,7 @@ namespace muster::detail::comm {
 /// exists. If the region is registered with the node's communicator, it stays mapped until a later call of
 /// shared_memory() finds that no rank uses it any more, or until the channel ends.
 struct SharedRegion {
-  std::shared_ptr<node::SharedSegment> segment;
+  std::shared_ptr<node::SharedSegment> segment;  ///< null for memory of this rank alone
   node::Region region;
   int local_rank = 0;
 
@@ -24,7 +24,7 @@ struct SharedRegion {
   /// Reserves memory for `bytes` bytes from `first` in this rank's part, so that no access to them can fail. Throws an
   /// Error (ExitCode::retry) if there is not enough memory. Local.
   void reserve(std::size_t first, std::size_t bytes) const {
-    segment->reserve(static_cast<std::size_t>(data() - region.base) + first, bytes);
+    if (segment) segment->reserve(static_cast<std::size_t>(data() - region.base) + first, bytes);
   }
 };
 
@@ -32,6 +32,10 @@ struct SharedRegion {
 /// first `reserved` bytes. Empty, on all ranks, if memory cannot be shared or there is not enough for some rank. The
 /// segment's name is already removed. Collective.
 std::optional<SharedRegion> allocate_shared(const Communicator& communicator, std::size_t bytes, std::size_t reserved);
+
+/// Gives a rank that needs no other's access memory of its own, as a region of one rank. Memory is taken when it is
+/// first written. Local.
+SharedRegion own_region(std::size_t bytes);
 
 /// Maps one segment of `bytes` zeroes on all ranks of each node, and reserves memory for its first `reserved` bytes.
 /// Null on all ranks if memory cannot be shared; `until_then`: see map_node_segment(). The segment's name is already

@@ -186,24 +186,19 @@ void compress(GradBucket& bucket, c10d::ProcessGroup& group, const PowerSgdOptio
 }
 
 }  // namespace
-}  // namespace detail::gradients
 
-namespace {
-
-CommHook compress_to(at::ScalarType type) {
-  return [type](GradBucket& bucket, c10d::ProcessGroup& group) {
-    const auto& gradients = bucket.gradients;
-    const bool as_it_is = gradients.is_complex() || gradients.element_size() <= 2;
-    const auto sent = as_it_is ? gradients : gradients.to(type);
-    detail::gradients::all_reduce(group, sent);
-    if (!as_it_is) gradients.copy_(sent);
-  };
+void SendAs::operator()(GradBucket& bucket, c10d::ProcessGroup& group) const {
+  const auto& gradients = bucket.gradients;
+  const bool as_it_is = gradients.is_complex() || gradients.element_size() <= 2;
+  const auto sent = as_it_is ? gradients : gradients.to(type);
+  all_reduce(group, sent);
+  if (!as_it_is) gradients.copy_(sent);
 }
 
-}  // namespace
+}  // namespace detail::gradients
 
-CommHook bf16_compress_hook() { return compress_to(at::kBFloat16); }
-CommHook fp16_compress_hook() { return compress_to(at::kHalf); }
+CommHook bf16_compress_hook() { return detail::gradients::SendAs{at::kBFloat16}; }
+CommHook fp16_compress_hook() { return detail::gradients::SendAs{at::kHalf}; }
 
 CommHook powersgd_hook(const PowerSgdOptions& options) {
   if (options.rank < 1 || options.start_iteration < 0 || !(options.min_compression_rate > 0))

@@ -28,6 +28,13 @@ struct PowerSgdMemory {
   std::vector<at::Tensor> others = {};  ///< views that are not compressed
 };
 
+/// The hook that sends gradients in a type of 16 bits. Over nodes on CPUs it is not called: the transport between them
+/// sends the type (between_nodes.hpp).
+struct SendAs {
+  at::ScalarType type;
+  void operator()(GradBucket& bucket, c10d::ProcessGroup& group) const;
+};
+
 /// True if the two factors of rank `rank` of a rows × columns matrix are smaller than the matrix by more than the given
 /// rate.
 bool saves_traffic(std::int64_t rows, std::int64_t columns, std::int64_t rank, double min_compression_rate);

@@ -3,7 +3,9 @@
 #include "base/log.hpp"
 #include "comm/mpi_threads.hpp"
 #include "comm/on_ranks.hpp"
+#include "gradients/alone_exchange.hpp"
 #include "gradients/bucket_exchange.hpp"
+#include "gradients/comm_hooks.hpp"
 #include "gradients/hooks.hpp"
 #include "gradients/module_signature.hpp"
 #include "gradients/ordered_exchange.hpp"
@@ -134,13 +136,20 @@ Reducer::MakeExchange exchange_maker(const ParallelContext& context,
       return std::make_unique<OrderedExchange>(parameters, group, context.share, context.steps);
     };
   }
+  // Over nodes, the transport between them sends 16 bits itself.
+  std::optional<at::ScalarType> send_as;
+  if (const auto* const hook = options.comm_hook.target<SendAs>();
+      hook && context.communicator.topology().num_nodes > 1)
+    send_as = hook->type;
   std::optional<Communicator> shared_memory;
-  if (context.share_memory && !options.comm_hook) shared_memory = context.communicator.duplicate();
+  if (context.share_memory && (!options.comm_hook || send_as)) shared_memory = context.communicator.duplicate();
   const bool progress_thread = context.communicator.size() > 1 && options.progress_thread.value_or(context.spare_core);
-  return [context, shared_memory, group, options,
+  return [context, shared_memory, group, options, send_as,
           progress_thread](const std::vector<at::Tensor>& parameters) -> std::unique_ptr<Exchange> {
+    if (context.communicator.size() == 1 && !options.comm_hook)
+      return std::make_unique<AloneExchange>(parameters.size());
     if (shared_memory)
-      if (auto exchange = SharedExchange::make(parameters, *shared_memory, progress_thread)) {
+      if (auto exchange = SharedExchange::make(parameters, *shared_memory, progress_thread, send_as)) {
         log_unused_bucket_sizes(options, "are averaged where they lie, in node-shared memory");
         return exchange;
       }

@@ -1,5 +1,6 @@
 #include "gradients/shared_exchange.hpp"
 
+#include "comm/mpi_threads.hpp"
 #include "comm/wait.hpp"
 #include "group/buffer.hpp"
 #include "muster/error.hpp"
@@ -84,7 +85,7 @@ struct SharedExchange::Bucket {
 
 /// Each rank's part of the region holds, in this order: copies of the small gradients, the allocator's blocks, the
 /// allocator's spare blocks, and room for copies of large gradients. Memory for the last two is reserved only when it
-/// is needed.
+/// is needed. There are no blocks if no other rank reads the gradients in this one's memory.
 struct SharedExchange::MemoryLayout {
   FlatLayout layout;
   std::vector<Bucket> buckets = {};
@@ -94,13 +95,13 @@ struct SharedExchange::MemoryLayout {
   std::size_t reserved = 0;          ///< bytes reserved from the start
   std::size_t bytes = 0;             ///< size of the whole part
 
-  explicit MemoryLayout(const std::vector<at::Tensor>& parameters)
+  MemoryLayout(const std::vector<at::Tensor>& parameters, bool has_blocks)
       : layout(parameters, members_of_buckets(parameters)) {
     for (const auto& [members, count] : layout.buckets) {
       const auto& first = parameters[members.front()];
       buckets.push_back({.large = is_large(first)});
       reduced.push_back({count, *group::dtype_of(first.scalar_type())});
-      if (is_large(first)) large.push_back(first);
+      if (is_large(first) && has_blocks) large.push_back(first);
     }
     add_room(/*for_large=*/false);
     allocator_offset = bytes;
@@ -120,32 +121,39 @@ struct SharedExchange::MemoryLayout {
 };
 
 std::unique_ptr<SharedExchange> SharedExchange::make(const std::vector<at::Tensor>& parameters,
-                                                     const Communicator& communicator, bool progress_thread) {
-  if (communicator.size() == 1 || communicator.topology().num_nodes > 1 || parameters.empty()) return nullptr;
+                                                     const Communicator& communicator, bool progress_thread,
+                                                     std::optional<at::ScalarType> send_as) {
+  if (communicator.size() == 1 || parameters.empty()) return nullptr;
   for (const auto& parameter : parameters)
     if (!parameter.is_cpu() || !group::dtype_of(parameter.scalar_type())) return nullptr;
-  MemoryLayout memory(parameters);
-  const auto control_bytes = node::BucketReduction::memory_bytes(
-      communicator.topology().local_size, memory.buckets.size(), parameters.size() + extra_words);
+  const auto& topology = communicator.topology();
+  const bool alone = topology.num_nodes == communicator.size();  // each rank on its node
+  MemoryLayout memory(parameters, /*has_blocks=*/!alone);
+  const auto control_bytes =
+      node::BucketReduction::memory_bytes(topology.local_size, memory.buckets.size(), parameters.size() + extra_words);
+  const auto allocate = [&](std::size_t bytes, std::size_t reserved) {
+    return alone ? comm::own_region(bytes) : comm::allocate_shared(communicator, bytes, reserved);
+  };
   // Each rank computes the sizes from its own parameters, which prepare_model() has found to be the same on all ranks.
-  auto control = comm::allocate_shared(communicator, control_bytes, control_bytes);
+  auto control = allocate(control_bytes, control_bytes);
   if (!control) return nullptr;
-  auto region = comm::allocate_shared(communicator, memory.bytes, memory.reserved);
+  auto region = allocate(memory.bytes, memory.reserved);
   if (!region) return nullptr;
-  return std::unique_ptr<SharedExchange>(new SharedExchange(parameters, std::move(memory), communicator,
-                                                            std::move(*control), std::move(*region), progress_thread));
+  return std::unique_ptr<SharedExchange>(new SharedExchange(
+      parameters, std::move(memory), communicator, std::move(*control), std::move(*region), progress_thread, send_as));
 }
 
 SharedExchange::SharedExchange(const std::vector<at::Tensor>& parameters, MemoryLayout memory,
                                Communicator communicator, comm::SharedRegion control, comm::SharedRegion region,
-                               bool progress_thread)
+                               bool progress_thread, std::optional<at::ScalarType> send_as)
     : communicator_(std::move(communicator)),
       control_(std::move(control)),
       region_(std::move(region)),
       layout_(std::move(memory.layout)),
       buckets_(std::move(memory.buckets)),
-      reduction_(control_.region.base, region_.region, region_.local_rank, communicator_.size(), memory.reduced,
-                 parameters.size() + extra_words),
+      reduction_(control_.region.base, region_.region, region_.local_rank, communicator_.topology().local_size,
+                 memory.reduced, parameters.size() + extra_words,
+                 communicator_.topology().num_nodes > 1 ? BetweenNodes::chunking(communicator_) : node::Chunking()),
       average_(traced("reduce bucket", node::in_place_sum(memory.reduced, 1.0 / communicator_.size()))) {
   for (const auto& parameter : parameters) gradients_.push_back({parameter});
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
@@ -167,9 +175,25 @@ SharedExchange::SharedExchange(const std::vector<at::Tensor>& parameters, Memory
                                                 return false;  // the gradient is copied instead
                                               }
                                             });
-  if (progress_thread)
-    thread_ =
-        std::make_unique<ProgressThread>([this, average = average_] { return reduction_.process_chunk(average); });
+  if (communicator_.topology().num_nodes == 1) {
+    if (progress_thread)
+      thread_ =
+          std::make_unique<ProgressThread>([this, average = average_] { return reduction_.process_chunk(average); });
+    return;
+  }
+  nodes_ = std::make_unique<BetweenNodes>(
+      communicator_, reduction_, parameters.size(), send_as, [this](std::size_t bucket) -> std::shared_ptr<void> {
+        return std::make_shared<std::pair<node::Region, c10::Storage>>(region_.region, buckets_[bucket].held);
+      });
+  if (progress_thread && comm::threads_may_call_mpi())
+    thread_ = std::make_unique<ProgressThread>([this] {
+      try {
+        return !failure_ && nodes_->advance();
+      } catch (...) {
+        failure_ = std::current_exception();
+        return false;
+      }
+    });
 }
 
 SharedExchange::~SharedExchange() = default;
@@ -180,6 +204,8 @@ void SharedExchange::begin(Arrival arrival, Flags flags, double weight) {
   weight_ = weight;
   word_ = 0;
   write_notes();
+  if (nodes_) nodes_->begin(flags, weight);
+  failure_ = nullptr;
   announced_ = 0;
   arrival_ = arrival;
   arrived_ = 0;
@@ -196,11 +222,13 @@ void SharedExchange::add(std::size_t index, const at::Tensor& gradient, Paramete
   if (bucket.large) {
     auto* const data = gradient.defined() ? static_cast<std::byte*>(gradient.data_ptr()) : nullptr;
     const auto* const begin = region_.data();
-    const bool here = data >= begin && data + own.parameter.nbytes() <= begin + region_.region.stride;
+    // Other ranks of the node must be able to read it.
+    const bool here =
+        !allocator_ ? data != nullptr : data >= begin && data + own.parameter.nbytes() <= begin + region_.region.stride;
     // If no rank has used the parameter, its .grad must keep its value, so it must not be reduced in place.
     if (here && use == ParameterUse::used && same_order(gradient, own.parameter)) {
       bucket.data = data;
-      if (arrival_ == Arrival::in_backward) bucket.held = gradient.storage();
+      if (arrival_ == Arrival::in_backward || nodes_) bucket.held = gradient.storage();
     } else {
       bucket.data = room_for_copy(bucket, own.parameter.nbytes());
       own.copy = view_like(
@@ -218,6 +246,9 @@ void SharedExchange::add(std::size_t index, const at::Tensor& gradient, Paramete
   reduction_.write_word(index, own.note);
   --bucket.missing;
   announce_complete();
+  if (!nodes_) return;
+  nodes_->note(index, use);
+  if (!thread_ && arrival_ == Arrival::in_backward) nodes_->advance();
 }
 
 void SharedExchange::announce_complete() {
@@ -226,27 +257,39 @@ void SharedExchange::announce_complete() {
     reduction_.announce(buckets_[order[announced_]].data);
 }
 
-/// Sets the order of buckets to the order in which they became complete on the first rank in the first complete
-/// backward().
-void SharedExchange::fix_order() {
-  if (order_fixed_) return;
-  std::vector<std::uint32_t> complete(buckets_.size());
+/// Returns the order in which buckets became complete in this round on the first rank; empty if it was not a complete
+/// backward(). For ranks on the node of the first rank.
+std::vector<std::uint32_t> SharedExchange::order_on_first() const {
+  std::vector<std::uint32_t> complete(buckets_.size()), order(reduction_.order().begin(), reduction_.order().end());
   for (std::size_t i = 0; i < gradients_.size(); ++i) {
     const auto note = reduction_.word(0, i);
-    if (turn_in(note) == 0 || use_in(note) == ParameterUse::abandoned) return;
+    if (turn_in(note) == 0 || use_in(note) == ParameterUse::abandoned) return {};
     auto& last = complete[layout_.slices[i].bucket];
     last = std::max(last, turn_in(note));
   }
-  auto order = reduction_.order();
   std::sort(order.begin(), order.end(), [&](auto a, auto b) { return complete[a] < complete[b]; });
-  reduction_.reorder(order);
+  return order;
+}
+
+/// Sets the order of buckets to that of the first rank in the first complete backward().
+void SharedExchange::fix_order() {
+  if (order_fixed_) return;
+  auto order = communicator_.topology().node_rank == 0 ? order_on_first() : std::vector<std::uint32_t>();
+  if (nodes_) {
+    constexpr auto none = ~std::uint32_t{0};
+    order.resize(buckets_.size(), none);
+    comm::Collectives(communicator_).broadcast(order.data(), order.size(), comm::Dtype::i32, 0).wait();
+    if (order.front() == none) return;
+  }
+  if (order.empty()) return;
+  reduction_.reorder({order.begin(), order.end()});
   order_fixed_ = true;
 }
 
 /// Takes a free block of the allocator if there is one: the block meant for this gradient is unused. Else takes the
 /// room at the end of this rank's part.
 std::byte* SharedExchange::room_for_copy(Bucket& bucket, std::size_t bytes) {
-  bucket.allocated = allocator_->allocate(bytes);
+  bucket.allocated = allocator_ ? allocator_->allocate(bytes) : nullptr;
   if (bucket.allocated != nullptr) return bucket.allocated;
   if (!bucket.reserved) region_.reserve(bucket.offset, bytes);
   bucket.reserved = true;
@@ -256,11 +299,13 @@ std::byte* SharedExchange::room_for_copy(Bucket& bucket, std::size_t bytes) {
 void SharedExchange::run(const node::BucketReduction::OnChunk& on_chunk) {
   announce_complete();
   comm::wait_on(
-      communicator_, [&] { return reduction_.advance(on_chunk); }, [] { return std::string("averaging gradients"); });
+      communicator_, [&] { return nodes_ ? nodes_->finish() : reduction_.advance(on_chunk); },
+      [] { return std::string("averaging gradients"); });
 }
 
 void SharedExchange::finish() {
   if (thread_) thread_->stop();
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   run(average_);
   for (auto& bucket : buckets_) bucket.held = {};
   fix_order();
@@ -279,6 +324,7 @@ void SharedExchange::finish_with(const node::BucketReduction::OnChunk& on_chunk)
 }
 
 int SharedExchange::user_count(std::size_t index) const {
+  if (nodes_) return nodes_->user_count(index);
   int users = 0;
   for (int r = 0; r < communicator_.size(); ++r) {
     const auto use = use_in(reduction_.word(r, index));
@@ -289,6 +335,7 @@ int SharedExchange::user_count(std::size_t index) const {
 }
 
 Flags SharedExchange::flags() const {
+  if (nodes_) return nodes_->flags();
   Flags all = 0;
   for (int r = 0; r < communicator_.size(); ++r) all |= reduction_.word(r, gradients_.size());
   return all;
@@ -303,6 +350,7 @@ void SharedExchange::write_notes() {
 }
 
 double SharedExchange::mean_weight() const {
+  if (nodes_) return nodes_->weight_sum() / communicator_.size();
   double sum = 0;
   for (int r = 0; r < communicator_.size(); ++r)
     sum += std::bit_cast<double>(std::uint64_t{reduction_.word(r, gradients_.size() + 3)} << 32 |

@@ -1,9 +1,11 @@
 // Averages gradients in place, in node-shared memory, where backward() makes them (gradient_allocator.hpp). Each rank
 // averages a part of the elements: it reads that part from all ranks and writes the average to all ranks. Small
-// gradients, and gradients that cannot be averaged where they lie, are copied first.
+// gradients, and gradients that cannot be averaged where they lie, are copied first. Over several nodes, parts are sent
+// from where they lie (between_nodes.hpp); a rank that is alone on its node needs no shared memory.
 #pragma once
 
 #include "comm/shared_memory.hpp"
+#include "gradients/between_nodes.hpp"
 #include "gradients/exchange.hpp"
 #include "gradients/gradient_allocator.hpp"
 #include "gradients/progress_thread.hpp"
@@ -12,20 +14,24 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
+#include <optional>
 #include <vector>
 
 namespace muster::detail::gradients {
 
-/// For parameters on the CPU and ranks on one node. Many members: the shared memory and the buckets in it, and the
-/// progress of the current round.
+/// For parameters on the CPU. Many members: the shared memory and the buckets in it, and the progress of the current
+/// round.
 class SharedExchange final : public Exchange, public FusableGradients {
  public:
-  /// Returns null if it cannot be used: several nodes, a single rank, another device, no parameters, a type that the
-  /// code in node/ cannot reduce, or no room in /dev/shm. `communicator` must serve this exchange only. With
-  /// `progress_thread`, a second thread computes averages while backward() runs. Collective.
+  /// Returns null if it cannot be used: a single rank, another device, no parameters, a type that the code in node/
+  /// cannot reduce, or no room in /dev/shm. `communicator` must serve this exchange only. With `progress_thread`, a
+  /// second thread computes averages while backward() runs; over several nodes only if threads may call MPI. `send_as`:
+  /// see BetweenNodes. Collective.
   static std::unique_ptr<SharedExchange> make(const std::vector<at::Tensor>& parameters,
-                                              const Communicator& communicator, bool progress_thread);
+                                              const Communicator& communicator, bool progress_thread,
+                                              std::optional<at::ScalarType> send_as = {});
   ~SharedExchange() override;
 
   void begin(Arrival arrival, Flags flags, double weight) override;
@@ -35,7 +41,8 @@ class SharedExchange final : public Exchange, public FusableGradients {
   void fetch(std::size_t index, at::Tensor& gradient) override;
   Flags flags() const override;
   double mean_weight() const override;
-  FusableGradients* fusable() noexcept override { return this; }
+  /// Null over several nodes.
+  FusableGradients* fusable() noexcept override { return nodes_ ? nullptr : this; }
 
   const Communicator& communicator() const noexcept override { return communicator_; }
   const FlatLayout& layout() const noexcept override { return layout_; }
@@ -51,12 +58,14 @@ class SharedExchange final : public Exchange, public FusableGradients {
   struct MemoryLayout;
 
   SharedExchange(const std::vector<at::Tensor>& parameters, MemoryLayout memory, Communicator communicator,
-                 comm::SharedRegion control, comm::SharedRegion region, bool progress_thread);
+                 comm::SharedRegion control, comm::SharedRegion region, bool progress_thread,
+                 std::optional<at::ScalarType> send_as);
   std::byte* room_for_copy(Bucket& bucket, std::size_t bytes);
   void drop_copy(std::size_t index);
   void announce_complete();
   void write_notes();
   void fix_order();
+  std::vector<std::uint32_t> order_on_first() const;
   void run(const node::BucketReduction::OnChunk& on_chunk);
 
   Communicator communicator_;
@@ -75,8 +84,10 @@ class SharedExchange final : public Exchange, public FusableGradients {
   node::BucketReduction reduction_;
   node::BucketReduction::OnChunk average_;
   bool round_over_ = false;  ///< true if finish_with() has ended the reduction; its next call begins another one
-  std::unique_ptr<GradientAllocator> allocator_;
-  std::unique_ptr<ProgressThread> thread_;  ///< last member, so that it is destroyed first
+  std::unique_ptr<GradientAllocator> allocator_;  ///< null if gradients need not lie in the region
+  std::unique_ptr<BetweenNodes> nodes_;           ///< null on one node
+  std::exception_ptr failure_;                    ///< what thread_ has caught between nodes
+  std::unique_ptr<ProgressThread> thread_;        ///< last member, so that it is destroyed first
 };
 
 }  // namespace muster::detail::gradients

@@ -1,7 +1,6 @@
 #include "node/bucket_reduction.hpp"
 
 #include "node/kernels.hpp"
-#include "node/slice.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -30,13 +29,14 @@ std::size_t BucketReduction::memory_bytes(int size, std::size_t buckets, std::si
 }
 
 BucketReduction::BucketReduction(std::byte* memory, Region region, int rank, int size, std::vector<Bucket> buckets,
-                                 std::size_t words)
+                                 std::size_t words, Chunking chunking)
     : shared_(reinterpret_cast<Shared*>(memory)),
       region_(std::move(region)),
       rank_(rank),
       size_(size),
       buckets_(std::move(buckets)),
       words_(words),
+      owners_(chunking.owners),
       order_(buckets_.size()),
       position_(buckets_.size()) {
   seen_by_rank_.data.resize(static_cast<std::size_t>(size));
@@ -44,7 +44,7 @@ BucketReduction::BucketReduction(std::byte* memory, Region region, int rank, int
   std::iota(order_.begin(), order_.end(), std::size_t{0});
   std::iota(position_.begin(), position_.end(), std::size_t{0});
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
-    const auto most = claimed_bytes / size_of(buckets_[b].type);
+    const auto most = chunking.bytes / size_of(buckets_[b].type);
     for (std::size_t first = 0; first < buckets_[b].count; first += most)
       chunks_.push_back({chunks_.size(), b, first, std::min(most, buckets_[b].count - first)});
   }
@@ -66,6 +66,7 @@ std::uint64_t* BucketReduction::written(int rank) const {
 void BucketReduction::begin() {
   ++round_;
   own_announced_ = seen_by_rank_.ready = seen_by_thread_.ready = 0;
+  own_chunk_ = rank_ < owners_ ? static_cast<std::size_t>(rank_) : chunks_.size();
   finished_ = false;
 }
 
@@ -103,21 +104,37 @@ BucketReduction::Next BucketReduction::next_chunk(Seen& seen, const OnChunk& on_
     }
     return next == Next::done;
   });
-  if (!number) return next;
-  const auto& chunk = chunks_[*number];
+  if (number) process(seen, chunks_[*number], on_chunk);
+  return next;
+}
+
+void BucketReduction::process(Seen& seen, const Chunk& chunk, const OnChunk& on_chunk) const {
   const auto at = chunk.first * size_of(buckets_[chunk.bucket].type);
   for (int r = 0; r < size_; ++r)
     seen.data[static_cast<std::size_t>(r)] = region_.of(r) + written(r)[chunk.bucket] + at;
   on_chunk(chunk, seen.data);
-  return next;
+}
+
+bool BucketReduction::next_own(const OnChunk& body) {
+  if (gave_all()) return false;
+  const auto& chunk = chunks_[own_chunk_];
+  if (position_[chunk.bucket] >= seen_by_rank_.ready) {
+    seen_by_rank_.ready = announced();
+    if (position_[chunk.bucket] >= seen_by_rank_.ready) return false;
+  }
+  own_chunk_ += static_cast<std::size_t>(owners_);
+  process(seen_by_rank_, chunk, body);
+  return true;
 }
 
 bool BucketReduction::advance(const OnChunk& on_chunk) {
-  if (!finished_) {
-    if (next_chunk(seen_by_rank_, on_chunk) != Next::none_left || own_announced_ < buckets_.size()) return false;
-    finished_ = true;
-    shared_->ranks[rank_].finished.store(round_, std::memory_order_release);
-  }
+  if (!finished_ && next_chunk(seen_by_rank_, on_chunk) != Next::none_left) return false;
+  return finish();
+}
+
+bool BucketReduction::finish() {
+  if (own_announced_ < buckets_.size()) return false;
+  if (!std::exchange(finished_, true)) shared_->ranks[rank_].finished.store(round_, std::memory_order_release);
   for (int r = 0; r < size_; ++r)
     if (shared_->ranks[r].finished.load(std::memory_order_acquire) < round_) return false;
   return true;

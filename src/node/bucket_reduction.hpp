@@ -3,7 +3,8 @@
 // Every rank announces the addresses of its buckets in registered memory, one after the other in an agreed order, each
 // as soon as it is complete. Once all ranks have announced a bucket, any rank may claim and process its chunks. A rank
 // that is early does more work, and no rank waits for its turn. A round ends when all chunks are done and all ranks
-// know it.
+// know it. Where chunks also cross nodes, each belongs to one rank of the node instead, which processes it over a
+// longer time (next_own(), finish()).
 //
 //   reduction.begin();
 //   for (…) reduction.announce(address);             // every bucket, in order
@@ -12,6 +13,7 @@
 
 #include "node/communicator.hpp"
 #include "node/dtype.hpp"
+#include "node/slice.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -20,6 +22,12 @@
 #include <vector>
 
 namespace muster::detail::node {
+
+/// How buckets are cut into chunks, and which rank of the node processes a chunk.
+struct Chunking {
+  std::size_t bytes = claimed_bytes;  ///< the most bytes of a chunk
+  int owners = 0;                     ///< chunk i belongs to rank i % owners; if 0, the ranks claim chunks
+};
 
 /// One rank's side of the reduction: the shared memory, the buckets and their order, and how far the round has come.
 class BucketReduction {
@@ -44,7 +52,8 @@ class BucketReduction {
 
   /// `memory`: shared by all ranks, as for a NodeCommunicator. `region` holds the ranks' buckets. The buckets and the
   /// number of words are the same on all ranks.
-  BucketReduction(std::byte* memory, Region region, int rank, int size, std::vector<Bucket> buckets, std::size_t words);
+  BucketReduction(std::byte* memory, Region region, int rank, int size, std::vector<Bucket> buckets, std::size_t words,
+                  Chunking chunking = {});
 
   const std::vector<Bucket>& buckets() const noexcept { return buckets_; }
   std::size_t chunks() const noexcept { return chunks_.size(); }
@@ -59,6 +68,14 @@ class BucketReduction {
   void write_word(std::size_t index, std::uint32_t word);
   /// Processes one chunk if one is ready; true if the round has ended. All ranks must pass equivalent functions.
   bool advance(const OnChunk& on_chunk);
+  /// If chunks have owners: calls body(chunk, data) for this rank's next chunk and returns true if all ranks have
+  /// announced it; body is called as OnChunk is, and may leave the work to a later time.
+  bool next_own(const OnChunk& body);
+  /// If chunks have owners: true if next_own() has given out all chunks of this rank.
+  bool gave_all() const noexcept { return own_chunk_ >= chunks_.size(); }
+  /// Call it when this rank has processed its chunks. Once it has announced all buckets, too, it tells the other ranks;
+  /// true if the round has ended.
+  bool finish();
   /// Processes one chunk if one is ready; true if it did. For a progress thread of this rank, from begin() until the
   /// rank calls advance(). The thread needs a separate OnChunk object.
   bool process_chunk(const OnChunk& on_chunk) { return next_chunk(seen_by_thread_, on_chunk) == Next::done; }
@@ -84,6 +101,7 @@ class BucketReduction {
   Next next_chunk(Seen& seen, const OnChunk& on_chunk) const;
   /// Where the rank writes in this round: the offsets of its buckets, then its words.
   std::uint64_t* written(int rank) const;
+  void process(Seen& seen, const Chunk& chunk, const OnChunk& on_chunk) const;
   /// The number of buckets that all ranks have announced.
   std::size_t announced() const;
 
@@ -93,12 +111,14 @@ class BucketReduction {
   int size_;
   std::vector<Bucket> buckets_;
   std::size_t words_;
+  int owners_;
   std::vector<std::size_t> order_;      ///< indices of buckets
   std::vector<std::size_t> position_;   ///< [buckets]: position in order_
   std::vector<Chunk> chunks_;           ///< in the order of order_
   Seen seen_by_rank_, seen_by_thread_;  ///< what the rank's own thread and its progress thread have seen
   std::uint64_t round_ = 0;
   std::size_t own_announced_ = 0;  ///< buckets that this rank has announced
+  std::size_t own_chunk_ = 0;      ///< position in chunks_ of the next chunk that this rank owns
   bool finished_ = true;
 };
 

@@ -224,8 +224,10 @@ SharedSegment::~SharedSegment() {
 }
 
 std::shared_ptr<std::byte> local_memory(std::size_t bytes) {
-  const auto page = static_cast<std::align_val_t>(page_size());
-  return {new (page) std::byte[bytes](), [page](std::byte* data) { ::operator delete[](data, page); }};
+  const auto size = whole_pages(std::max<std::size_t>(1, bytes));
+  void* const memory = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  return {static_cast<std::byte*>(memory), [size](std::byte* data) { ::munmap(data, size); }};
 }
 
 }  // namespace muster::detail::node

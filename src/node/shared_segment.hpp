@@ -74,7 +74,7 @@ class SharedSegment {
   std::size_t size_ = 0;
 };
 
-/// Allocates memory of this rank alone: zeroes, aligned to a page.
+/// Allocates memory of this rank alone: zeroes, aligned to a page; the system takes pages as they are first written.
 std::shared_ptr<std::byte> local_memory(std::size_t bytes);
 
 }  // namespace muster::detail::node

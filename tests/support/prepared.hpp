@@ -1,6 +1,7 @@
 // Prepares a model over the ranks of a test without a session.
 #pragma once
 
+#include "comm/make_world.hpp"
 #include "gradients/prepared_model.hpp"
 #include "muster/process_group.hpp"
 #include "support/world.hpp"
@@ -13,6 +14,7 @@
 #include <cstdlib>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace muster::test {
@@ -29,6 +31,21 @@ inline bool by(const std::string& way) {
   return ways != nullptr && std::string(ways).find(way) != std::string::npos;
 }
 
+/// The ranks that average: all ranks of the test; with the way "nodes" each is told that it is alone on a node, with
+/// "pairs" that the first node has one rank and each other node two. The first call is collective.
+inline const Communicator& averaging_ranks() {
+  static const Communicator ranks = [] {
+    if (!by("nodes") && !by("pairs")) return world();
+    detail::comm::Placement placement;
+    for (int r = 0; r < world().size(); ++r) {
+      placement.node_of_rank.push_back(by("nodes") ? r : (r + 1) / 2);
+      placement.hosts.push_back(std::to_string(placement.node_of_rank.back()));
+    }
+    return detail::comm::make_world(world(), std::move(placement));
+  }();
+  return ranks;
+}
+
 /// The parts that a session gives to its models.
 struct Preparation {
   /// The weight of the current batch.
@@ -37,7 +54,7 @@ struct Preparation {
   std::shared_ptr<detail::step::Steps> steps = std::make_shared<detail::step::Steps>();
   const std::int64_t scope = steps->enter_scope(weight);
   std::shared_ptr<int> no_sync_depth = std::make_shared<int>(0);
-  detail::gradients::ParallelContext shared{.communicator = world(),
+  detail::gradients::ParallelContext shared{.communicator = averaging_ranks(),
                                             .new_group = [] { return make_process_group(world()); },
                                             .steps = steps,
                                             .no_sync_depth = no_sync_depth,
