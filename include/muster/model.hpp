@@ -32,13 +32,15 @@ enum class Parallel {
 
 struct ModelOptions {
   Parallel parallel = Parallel::data;
-  /// Gradients outside node-shared memory are sent in buckets of at most this many bytes (a larger gradient alone), in
-  /// the order in which the first backward() computed them. If a size that you set has no effect, the log says so.
+  /// Gradients on GPUs, and those that a communication hook averages, are sent in buckets of at most this many bytes (a
+  /// larger gradient alone), in the order in which the first backward() computed them; so are others where node-shared
+  /// memory is too small. If a size that you set has no effect, the log says so.
   std::size_t bucket_bytes = std::size_t{4} << 20;
   /// The same for the first bucket of each type; a small one is ready early.
   std::size_t first_bucket_bytes = std::size_t{1} << 20;
   /// How a bucket is averaged, in place of a plain sum; see muster/comm_hooks.hpp. Gradients then do not go through
-  /// node-shared memory, and optimizers are not fused.
+  /// node-shared memory, except over several nodes with bf16_compress_hook() or fp16_compress_hook(), and optimizers are
+  /// not fused.
   CommHook comm_hook = {};
   /// True: a separate thread averages gradients while backward() computes. Unless given, it does so where that is
   /// faster: if a rank has at least one core more than threads of torch. For parameters on the CPU; gloo and NCCL

@@ -6,9 +6,9 @@
 //   exchange.finish();                                       // waits for the other ranks
 //   exchange.fetch(i, gradient);
 //
-// There are four implementations: in node-shared memory (shared_exchange.hpp), in buckets over a process group
-// (bucket_exchange.hpp), for virtual workers (ordered_exchange.hpp) and for sparse gradients (sparse_exchange.hpp).
-// Averages sharded by reduce-scatter and all-gather would be a fifth.
+// There are five implementations: on CPUs, in node-shared memory and between nodes (shared_exchange.hpp); in buckets over
+// a process group (bucket_exchange.hpp); for virtual workers (ordered_exchange.hpp); for sparse gradients
+// (sparse_exchange.hpp); and for one rank alone (alone_exchange.hpp).
 #pragma once
 
 #include "gradients/flat_layout.hpp"
