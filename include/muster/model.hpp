@@ -39,8 +39,8 @@ struct ModelOptions {
   /// The same for the first bucket of each type; a small one is ready early.
   std::size_t first_bucket_bytes = std::size_t{1} << 20;
   /// How a bucket is averaged, in place of a plain sum; see muster/comm_hooks.hpp. Gradients then do not go through
-  /// node-shared memory, except over several nodes with bf16_compress_hook() or fp16_compress_hook(), and optimizers are
-  /// not fused.
+  /// node-shared memory, except over several nodes with bf16_compress_hook() or fp16_compress_hook(), and optimizers
+  /// are not fused.
   CommHook comm_hook = {};
   /// True: a separate thread averages gradients while backward() computes. Unless given, it does so where that is
   /// faster: if a rank has at least one core more than threads of torch. For parameters on the CPU; gloo and NCCL

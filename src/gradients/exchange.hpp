@@ -6,8 +6,8 @@
 //   exchange.finish();                                       // waits for the other ranks
 //   exchange.fetch(i, gradient);
 //
-// There are five implementations: on CPUs, in node-shared memory and between nodes (shared_exchange.hpp); in buckets over
-// a process group (bucket_exchange.hpp); for virtual workers (ordered_exchange.hpp); for sparse gradients
+// There are five implementations: on CPUs, in node-shared memory and between nodes (shared_exchange.hpp); in buckets
+// over a process group (bucket_exchange.hpp); for virtual workers (ordered_exchange.hpp); for sparse gradients
 // (sparse_exchange.hpp); and for one rank alone (alone_exchange.hpp).
 #pragma once
 
