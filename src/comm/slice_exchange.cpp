@@ -84,6 +84,14 @@ bool SliceExchange::advance(int calls) {
   return state_ == State::done;
 }
 
+void SliceExchange::wait() {
+  int count = 0;
+  std::vector<int> completed(memory_->pending.size());
+  check(MPI_Waitsome(static_cast<int>(memory_->pending.size()), memory_->pending.data(), &count, completed.data(),
+                     MPI_STATUSES_IGNORE),
+        "MPI_Waitsome");
+}
+
 node::Slice SliceExchange::share_of(int node) const {
   return whole_ ? node::Slice{0, slice_.count} : node::slice_of(slice_.count, leaders_.nodes(), node, slice_.type);
 }

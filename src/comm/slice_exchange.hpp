@@ -67,6 +67,8 @@ class SliceExchange {
   /// Goes on as far as possible without waiting; true once the exchange has finished. `calls`: how often it may test
   /// each message.
   bool advance(int calls = calls_per_poll);
+  /// Waits until one of its messages has come or gone, for a program that has nothing else to do.
+  void wait();
 
  private:
   struct Memory;

@@ -52,6 +52,12 @@ expect_row(${keys})
 expect_json("4 KB" 0 case)
 expect_json(3 0 rounds)
 
+# The hosts are mpirun's; they say how many ranks there are.
+bench_rows(allreduce --case "4 KB" --rounds 3 --hosts localhost:3 --json)
+expect_row(${keys})
+muster(64 bench step --hosts localhost:2 --with-peers)
+expect_match("${err}" "the peers run on this host alone")
+
 # An uneven number of ranks, and the table.
 bench_rows(allreduce --case "4 KB" "64 KB" --rounds 2 -n 3)
 expect_match("${out}" "^case +candidate +time +muster / it +95% interval\n4 KB +muster ")

@@ -141,7 +141,7 @@ void measure_on_ranks(const Entry& entry, const Options& options, const Measurem
   } else {
     arguments.insert(arguments.end(), {"--rounds", std::to_string(rounds.most)});
   }
-  auto command = on_ranks(options.ranks, arguments);
+  auto command = on_ranks(options.ranks, arguments, options.hosts);
   command.quiet = false;
   command.deadline = deadline;
   Timings known;
@@ -206,7 +206,10 @@ void measure_case(const Entry& entry, const Benchmark& benchmark, const Options&
 void measure(const Entry& entry, const Benchmark& benchmark, const Options& options) {
   if (benchmark.check_file) benchmark.check_file(options.file);
   const tool::InterruptGuard interrupt;
-  const ScratchFolder folder;
+  if (!options.hosts.empty() && options.with_peers)
+    throw Error(ExitCode::usage, "reading --with-peers", "the peers run on this host alone", "Leave out --hosts");
+  // Other hosts see the working directory more likely than this host's /tmp.
+  const ScratchFolder folder = options.hosts.empty() ? ScratchFolder() : ScratchFolder(std::filesystem::current_path());
   ::setenv(folder_variable, folder.path().c_str(), 1);
   if (options.rounds == 0 && options.cases.size() > 1)
     tool::ProgressLine(options.progress)

@@ -2,11 +2,29 @@
 
 #include "../command_line.hpp"
 
+#include <algorithm>
+#include <cstdlib>
 #include <limits>
 #include <memory>
+#include <sstream>
+#include <string>
 #include <utility>
 
 namespace muster::bench {
+namespace {
+
+/// The slots of hosts such as "n1:2,n2"; one where none are given.
+int slots_of(const std::string& hosts) {
+  int slots = 0;
+  std::istringstream in(hosts);
+  for (std::string host; std::getline(in, host, ',');) {
+    const auto colon = host.find(':');
+    slots += colon == host.npos ? 1 : std::max(1, std::atoi(host.c_str() + colon + 1));
+  }
+  return slots;
+}
+
+}  // namespace
 
 CLI::App* add_command(CLI::App& parent, const Entry& entry, std::function<void(const Options&)> run) {
   constexpr int most = std::numeric_limits<int>::max();
@@ -25,6 +43,9 @@ CLI::App* add_command(CLI::App& parent, const Entry& entry, std::function<void(c
     ranks = command->add_option("-n,--ranks", options->ranks, "Ranks; 2 unless given")
                 ->transform(tool::whole_number(1, most))
                 ->option_text("N");
+    if (entry.has_hosts)
+      command->add_option("--hosts", options->hosts, "Where, with how many ranks, for mpirun; this host unless given")
+          ->option_text("H1:N,H2:N");
     command->add_flag("--with-peers", options->with_peers, "Also run the peers that are programs of their own");
   }
   command->add_flag("--json", options->json, "Print the rows as JSON");
@@ -37,6 +58,7 @@ CLI::App* add_command(CLI::App& parent, const Entry& entry, std::function<void(c
   command->add_flag("--progress", options->progress)->group("");
   command->callback([=, run = std::move(run)] {
     options->ranks_given = ranks != nullptr && ranks->count() > 0;
+    if (!options->ranks_given && !options->hosts.empty()) options->ranks = slots_of(options->hosts);
     run(*options);
   });
   return command;

@@ -18,11 +18,12 @@ struct Entry {
   const char* name;
   const char* description;
   bool reads_file = false;  ///< true if it measures a dataset file, on one rank
+  bool has_hosts = false;   ///< true if its ranks may be on several hosts
 };
 
 inline constexpr std::array<Entry, 6> entries{
-    {{"allreduce", "Sum fp32 values over the ranks in place, against MPI"},
-     {"step", "Train, against no communication, plain MPI and torch's DDP"},
+    {{"allreduce", "Sum fp32 values over the ranks in place, against MPI", false, true},
+     {"step", "Train, against no communication, plain MPI and torch's DDP", false, true},
      {"data", "Read a dataset file on one rank, against plain reading", true},
      {"checkpoint", "Save 420 MB until durable, and restore them, against the disk and torch"},
      {"start", "Launch to the end of the first step, whole jobs"},
@@ -32,7 +33,8 @@ struct Options {
   std::vector<std::string> cases = {};  ///< the cases to measure, in this order; empty for all
   int ranks = 2;
   bool ranks_given = false;
-  int rounds = 0;  ///< 0 for as many as fit into the time of a case, up to a maximum
+  std::string hosts = {};  ///< "n1:1,n2:1" for mpirun; empty for this host
+  int rounds = 0;          ///< 0 for as many as fit into the time of a case, up to a maximum
   bool json = false;
   bool with_peers = false;
   std::string file = {};     ///< for a benchmark that reads a dataset: "FILE.h5[:/group]"

@@ -42,14 +42,15 @@ bool started_by_launcher() {
   return tasks != nullptr && std::atoi(tasks) > 1;
 }
 
-Command on_ranks(int ranks, const std::vector<std::string>& arguments) {
+Command on_ranks(int ranks, const std::vector<std::string>& arguments, const std::string& hosts) {
   std::vector<std::string> words{this_program().string()};
   words.insert(words.end(), arguments.begin(), arguments.end());
-  return under_mpirun(ranks, words);
+  return under_mpirun(ranks, words, hosts);
 }
 
-Command under_mpirun(int ranks, const std::vector<std::string>& words) {
+Command under_mpirun(int ranks, const std::vector<std::string>& words, const std::string& hosts) {
   Command command{.words = {find_mpirun(ranks), "-n", std::to_string(ranks)}};
+  if (!hosts.empty()) command.words.insert(command.words.end(), {"--host", hosts});
   command.words.insert(command.words.end(), words.begin(), words.end());
   constexpr std::array<std::pair<const char*, const char*>, 5> settings{{
       {"OMPI_ALLOW_RUN_AS_ROOT", "1"},

@@ -14,11 +14,12 @@ namespace muster::bench {
 bool started_by_launcher();
 
 /// Returns `muster-bench ARGUMENTS…` on `ranks` ranks under mpirun, set up so that it may run as root, with more ranks
-/// than cores, and binds no ranks. Throws an Error (ExitCode::missing_package) if there is no mpirun.
-Command on_ranks(int ranks, const std::vector<std::string>& arguments);
+/// than cores, and binds no ranks. `hosts`: "n1:1,n2:1"; empty for this host. Throws an Error
+/// (ExitCode::missing_package) if there is no mpirun.
+Command on_ranks(int ranks, const std::vector<std::string>& arguments, const std::string& hosts = {});
 
 /// Returns any program with its arguments, started in this way.
-Command under_mpirun(int ranks, const std::vector<std::string>& words);
+Command under_mpirun(int ranks, const std::vector<std::string>& words, const std::string& hosts = {});
 
 /// The same under `muster run`, which may start the ranks once more.
 Command supervised(int ranks, const std::vector<std::string>& arguments);
@@ -36,6 +37,7 @@ class ScratchFolder {
  public:
   /// Makes it in TMPDIR, or in /tmp if that variable is unset or empty.
   ScratchFolder();
+  /// Makes it in `parent`.
   explicit ScratchFolder(const std::filesystem::path& parent);
   ScratchFolder(const ScratchFolder&) = delete;
   ScratchFolder& operator=(const ScratchFolder&) = delete;

@@ -10,6 +10,7 @@
 
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adam.h>
+#include <muster/comm_hooks.hpp>
 #include <muster/data_parallel.hpp>
 #include <muster/error.hpp>
 #include <muster/mpi.hpp>
@@ -17,6 +18,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <optional>
 #include <span>
 
 namespace muster::bench {
@@ -36,6 +38,12 @@ Training with_muster(Session& session, const StepCase& job) {
 template <bool progress_thread>
 Training with_thread(Session& session, const StepCase& job) {
   return {session.prepare_model(fresh_model(job.model), {.progress_thread = progress_thread}),
+          random_batches(session.world_rank(), job.batch_size)};
+}
+
+/// Sends gradients in 16 bits between nodes.
+Training with_bf16(Session& session, const StepCase& job) {
+  return {session.prepare_model(fresh_model(job.model), {.comm_hook = bf16_compress_hook()}),
           random_batches(session.world_rank(), job.batch_size)};
 }
 
@@ -133,6 +141,13 @@ constexpr std::array<Way, 7> ways{{{ours, with_muster, true},
                                    {"fused", with_fused_optimizer, true},
                                    {twin, with_muster, true},
                                    {"no_communication", without_communication, false}}};
+/// Over several nodes, where optimizers are not fused unless asked.
+constexpr std::array<Way, 6> ways_over_nodes{{{ours, with_muster, true},
+                                              {"mpi", with_mpi, true},
+                                              {"no_thread", with_thread<false>, true},
+                                              {"bf16", with_bf16, false},
+                                              {twin, with_muster, true},
+                                              {"no_communication", without_communication, false}}};
 constexpr std::array<Way, 4> own_loop_ways{{{ours, with_own_loop<false>, true},
                                             {"session", with_muster, true},
                                             {twin, with_own_loop<false>, true},
@@ -171,6 +186,40 @@ int steps_per_round(std::vector<Training>& trainings, const Communicator& commun
   return std::clamp(static_cast<int>(std::lround(round_ms / slowest)), 1, 1000);
 }
 
+/// The messages of an all-reduce of a model's gradients and nothing else: each rank sends its part of S bytes to every
+/// other rank, and then its own part to all of them, from memory and into memory that does not change. No sum is
+/// formed.
+class BareExchange {
+ public:
+  explicit BareExchange(const fashion::Classifier& model) {
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
+    MPI_Comm_size(MPI_COMM_WORLD, &size_);
+    std::int64_t count = 0;
+    for (const auto& parameter : model.parameters()) count += parameter.numel();
+    part_ = static_cast<int>((count + size_ - 1) / size_);
+    from_ = torch::zeros({size_, part_});
+    to_ = torch::zeros({size_, part_});
+  }
+  void operator()() {
+    for (const bool gathers : {false, true}) {
+      std::vector<MPI_Request> requests;
+      for (int other = 0; other < size_; ++other) {
+        if (other == rank_) continue;
+        MPI_Irecv(to_[other].data_ptr(), part_, MPI_FLOAT, other, 0, MPI_COMM_WORLD, &requests.emplace_back());
+        MPI_Isend(from_[gathers ? rank_ : other].data_ptr(), part_, MPI_FLOAT, other, 0, MPI_COMM_WORLD,
+                  &requests.emplace_back());
+      }
+      const int error = MPI_Waitall(static_cast<int>(requests.size()), requests.data(), MPI_STATUSES_IGNORE);
+      if (error != MPI_SUCCESS)
+        throw Error(ExitCode::retry, "exchanging messages", detail::str("MPI_Waitall ended with error ", error));
+    }
+  }
+
+ private:
+  int rank_ = 0, size_ = 1, part_ = 0;
+  torch::Tensor from_, to_;  ///< [ranks][part]
+};
+
 Timings measure_training(Session& session, const StepCase& job, std::span<const Way> ways,
                          const Measurement& measurement) {
   const auto& communicator = session.communicator();
@@ -190,6 +239,13 @@ Timings measure_training(Session& session, const StepCase& job, std::span<const 
   for (std::size_t way = 0; way < ways.size(); ++way)
     candidates.push_back({.name = ways[way].name, .operations = steps, .run = [steps, &training = trainings[way]] {
                             for (int i = 0; i < steps; ++i) training.step();
+                          }});
+  std::optional<BareExchange> exchange;
+  if (session.num_nodes() > 1)
+    candidates.push_back({.name = "bare exchange",
+                          .operations = steps,
+                          .run = [steps, &exchange = exchange.emplace(trainings[0].model())] {
+                            for (int i = 0; i < steps; ++i) exchange();
                           }});
   auto timings = measure(communicator, candidates, measurement);
   for (std::size_t way = 0; way < ways.size(); ++way)
@@ -251,6 +307,7 @@ Timings measure_case(Session& session, const std::string& name, const Measuremen
   if (name == own_loop_case) return measure_training(session, step_case(own_loop_model), own_loop_ways, measurement);
   if (name == own_loop_prepared_case)
     return measure_training(session, step_case(own_loop_model), own_loop_prepared_ways, measurement);
+  if (session.num_nodes() > 1) return measure_training(session, step_case(name), ways_over_nodes, measurement);
   return measure_training(session, step_case(name), ways, measurement);
 }
 
