@@ -64,10 +64,11 @@ void BetweenNodes::start(const node::BucketReduction::Chunk& chunk, std::span<st
   auto* sent = own;
   double scale = 1.0 / communicator_.size();
   if (send_as_ && (type == node::Dtype::f32 || type == node::Dtype::f64)) {
-    // Scaled before it is rounded: a sum may be too large for half precision when its average is not.
+    // In half precision it is scaled before it is rounded: a sum may be too large when its average is not.
     const auto count = static_cast<std::int64_t>(chunk.count);
     started.wide = at::from_blob(own, {count}, type == node::Dtype::f32 ? at::kFloat : at::kDouble);
-    started.narrow = started.wide.mul(std::exchange(scale, 1.0)).to(*send_as_);
+    started.narrow =
+        (*send_as_ == at::kHalf ? started.wide.mul(std::exchange(scale, 1.0)) : started.wide).to(*send_as_);
     started.memory = std::make_shared<std::pair<std::shared_ptr<void>, at::Tensor>>(started.memory, started.narrow);
     sent = static_cast<std::byte*>(started.narrow.mutable_data_ptr());
     type = *group::dtype_of(*send_as_);

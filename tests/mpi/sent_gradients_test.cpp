@@ -1,5 +1,6 @@
 // Gradients that cross nodes are sent from where backward() has made them, and the averages are received there. MPI's
 // functions are replaced by ones that note addresses.
+#include "muster/comm_hooks.hpp"
 #include "support/prepared.hpp"
 
 #include <gtest/gtest.h>
@@ -10,6 +11,7 @@
 #include <cstddef>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -106,6 +108,36 @@ TEST(SentGradients, AreNotCopied) {
     EXPECT_LE(out.outside, others) << "step " << step;
     EXPECT_NEAR(static_cast<double>(in.inside), static_cast<double>(each_way), 64.0 * 100) << "step " << step;
     EXPECT_LE(in.outside, each_way + others) << "step " << step;
+  }
+}
+
+// A hook of 16 bits halves the bytes; the sums are formed in float and rounded once.
+TEST(SentGradients, OfSixteenBitsAreHalfOfTheBytes) {
+  constexpr std::int64_t width = 1024;
+  const auto nodes = static_cast<std::size_t>(world().size());
+  for (const auto& [hook, epsilon] : {std::pair{bf16_compress_hook(), 0x1p-8}, {fp16_compress_hook(), 0x1p-11}}) {
+    torch::nn::Linear net(torch::nn::LinearOptions(width, width).bias(false));
+    test::Preparation prepare;
+    prepare.options.comm_hook = hook;
+    const auto prepared = prepare(net.ptr());
+    for (int step = 0; step < 3; ++step) {
+      const auto loss = [&] { return net->forward(test::values({8, width}, step)).square().sum(); };
+      const auto own = torch::autograd::grad({loss()}, {net->weight})[0];
+      const auto want = test::mean_over_ranks(own), size = test::mean_over_ranks(own.abs());
+      net->zero_grad();
+      {
+        const std::lock_guard lock(mutex);
+        sent.clear();
+      }
+      loss().backward();
+      const std::lock_guard lock(mutex);
+      const auto [inside, outside] = count(sent, {net->weight.grad()});
+      EXPECT_EQ(inside, 0u);
+      EXPECT_LE(outside, net->weight.nbytes() * (nodes - 1) / nodes + (std::size_t{64} << 10));
+      // Each summand is rounded once, and the average once.
+      EXPECT_TRUE(((net->weight.grad() - want).abs() <= 2 * epsilon * size + 1e-6).all().item<bool>()) << step;
+      test::expect_same_bits_everywhere(net->weight.grad(), "the weight");
+    }
   }
 }
 
