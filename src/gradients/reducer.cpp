@@ -592,7 +592,7 @@ void Reducer::finish_abandoned() {
     finish_exchanges();
     if (!dense_in_backward_) {
       // With a fused optimizer, the other ranks begin the dense exchange in the optimizer's step.
-      dense_->begin(Arrival::at_once, flags(), 0);
+      dense_->begin(Arrival::left, flags(), 0);
       for (const auto& p : parameters_)
         if (p.dense()) dense_->add(p.index, {}, ParameterUse::abandoned);
       dense_->finish();

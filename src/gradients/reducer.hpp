@@ -48,8 +48,8 @@ struct ParallelContext;
 /// An optimizer that averages gradients itself, as part of its step (optim/optimizer_step.cpp).
 class FusedOptimizer {
  public:
-  /// Called when Reducer::set_fused() replaces this optimizer.
-  virtual void on_unfused() noexcept = 0;
+  /// Called when Reducer::set_fused() replaces this optimizer. Collective.
+  virtual void on_unfused() = 0;
   /// Called when a backward() begins although no step has followed the previous backward(), which an exception may have
   /// ended.
   virtual void on_second_round() = 0;
@@ -100,8 +100,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   // For a fused optimizer: backward() then leaves this rank's own gradients in .grad, and the optimizer takes all
   // ranks' gradients from the exchange. Sparse gradients are still averaged in backward().
-  /// Sets the fused optimizer; if null, backward() averages. Calls on_unfused() of the previous one.
-  void set_fused(FusedOptimizer* optimizer) noexcept;
+  /// Sets the fused optimizer; if null, backward() averages. Calls on_unfused() of the previous one. Collective.
+  void set_fused(FusedOptimizer* optimizer);
   bool has_fused_optimizer() const noexcept { return fused_ != nullptr; }
   /// True if `optimizer` is the fused one. Training an unfrozen parameter for the first time ends the fusion, since it
   /// makes a new exchange.

@@ -12,7 +12,7 @@
 
 namespace muster::detail::gradients {
 
-void Reducer::set_fused(FusedOptimizer* optimizer) noexcept {
+void Reducer::set_fused(FusedOptimizer* optimizer) {
   const auto before = std::exchange(fused_, optimizer);
   if (before != nullptr && before != optimizer) before->on_unfused();
 }
@@ -100,7 +100,7 @@ void Reducer::give_gradients(std::uint32_t word) {
     note_manual_change(p);
     altered |= p.altered;
   }
-  dense_->begin(Arrival::at_once, flags() | gradients_unweighted | (altered ? gradients_changed : 0), 0);
+  dense_->begin(Arrival::left, flags() | gradients_unweighted | (altered ? gradients_changed : 0), 0);
   if (auto* const fusable = dense_->fusable()) fusable->set_check_word(word);
   // As in torch's optimizers, every parameter with a defined gradient takes part in the step.
   for (const auto& p : parameters_)

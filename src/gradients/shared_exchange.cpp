@@ -204,7 +204,7 @@ void SharedExchange::begin(Arrival arrival, Flags flags, double weight) {
   weight_ = weight;
   word_ = 0;
   write_notes();
-  if (nodes_) nodes_->begin(flags, weight);
+  if (nodes_) nodes_->begin(arrival == Arrival::left, flags, weight);
   failure_ = nullptr;
   announced_ = 0;
   arrival_ = arrival;
@@ -296,30 +296,31 @@ std::byte* SharedExchange::room_for_copy(Bucket& bucket, std::size_t bytes) {
   return region_.data() + bucket.offset;
 }
 
-void SharedExchange::run(const node::BucketReduction::OnChunk& on_chunk) {
+void SharedExchange::run(const node::BucketReduction::OnChunk& on_chunk, const ChunkStep* step) {
   announce_complete();
   comm::wait_on(
-      communicator_, [&] { return nodes_ ? nodes_->finish() : reduction_.advance(on_chunk); },
+      communicator_, [&] { return nodes_ ? nodes_->finish(step) : reduction_.advance(on_chunk); },
       [] { return std::string("averaging gradients"); });
+  for (auto& bucket : buckets_) bucket.held = {};
 }
 
 void SharedExchange::finish() {
   if (thread_) thread_->stop();
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
-  run(average_);
-  for (auto& bucket : buckets_) bucket.held = {};
-  fix_order();
+  run(average_, nullptr);
+  if (arrival_ != Arrival::left) fix_order();  // a rank that has abandoned the round does not know how others end it
 }
 
-void SharedExchange::finish_with(const node::BucketReduction::OnChunk& on_chunk) {
+void SharedExchange::finish_with(const ChunkStep& step) {
   if (round_over_) {
     // This is another call in the same round: begin another reduction of the same gradients.
     reduction_.begin();
+    if (nodes_) nodes_->begin_again();
     announced_ = 0;
     for (std::size_t i = 0; i < gradients_.size(); ++i) reduction_.write_word(i, gradients_[i].note);
     write_notes();
   }
-  run(on_chunk);
+  run(step.on_chunk, &step);
   round_over_ = true;
 }
 
@@ -344,7 +345,7 @@ Flags SharedExchange::flags() const {
 void SharedExchange::write_notes() {
   const auto bits = std::bit_cast<std::uint64_t>(weight_);
   reduction_.write_word(gradients_.size(), flags_);
-  set_check_word(word_);
+  reduction_.write_word(gradients_.size() + 1, word_);
   reduction_.write_word(gradients_.size() + 2, static_cast<std::uint32_t>(bits));
   reduction_.write_word(gradients_.size() + 3, static_cast<std::uint32_t>(bits >> 32));
 }
@@ -366,9 +367,11 @@ at::IntArrayRef SharedExchange::strides(std::size_t index) const {
 void SharedExchange::set_check_word(std::uint32_t word) {
   word_ = word;
   reduction_.write_word(gradients_.size() + 1, word);
+  if (nodes_) nodes_->set_word(word);
 }
 
 bool SharedExchange::all_words_equal() const {
+  if (nodes_) return nodes_->all_words_equal();
   for (int r = 0; r < communicator_.size(); ++r)
     if (reduction_.word(r, gradients_.size() + 1) != word_) return false;
   return true;
