@@ -44,7 +44,7 @@ void BetweenNodes::begin(bool left, Flags flags, double weight) {
   // A sum that a failed round has left may still be written to.
   if (summed_.pending()) notes_ = std::make_shared<std::vector<float>>(notes_->size());
   summed_ = {};
-  put_notes(flags, weight, notes().first(note_count));
+  set_notes(flags, weight);
   set_word(0);
   missing_ = notes_->size() - notes().size();
 }
@@ -192,6 +192,11 @@ bool BetweenNodes::advance() {
          reduction_.next_own([&](const auto& chunk, auto data) { start(chunk, data); }))
     any = true;
   return advance(exchanged_, !left_) || any;
+}
+
+bool BetweenNodes::give_up() {
+  advance();
+  return reduction_.gave_all() && exchanged_.begun == exchanged_.finished && reduction_.finish();
 }
 
 bool BetweenNodes::finish(const FusableGradients::ChunkStep* step) {

@@ -41,6 +41,8 @@ class BetweenNodes {
   void begin(bool left, Flags flags, double weight);
   /// Ends a round of such gradients once more, after the reduction's next begin(); averages and notes stay as they are.
   void begin_again();
+  /// Sets what begin() sets. Call it before the last note().
+  void set_notes(Flags flags, double weight) { put_notes(flags, weight, notes().first(note_count)); }
   /// See FusableGradients::set_check_word(). Call it before the last note().
   void set_word(std::uint32_t word);
   /// Notes a gradient's use. Once it has been called for every gradient, the uses, the flags, the weights and the words
@@ -49,6 +51,8 @@ class BetweenNodes {
   /// Advances the chunks that this rank leads, and never waits; true if any went on. MPI must allow it if another
   /// thread than that of note() calls it.
   bool advance();
+  /// Ends a round whose averages nobody needs; true once it has ended on this node.
+  bool give_up();
   /// Calls advance(); true once the round has ended on this node. `step`: what ends a round of gradients that were left
   /// to an optimizer; null for the averages. If a rank has abandoned such a round, it ends with neither.
   bool finish(const FusableGradients::ChunkStep* step);

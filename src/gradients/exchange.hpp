@@ -41,6 +41,8 @@ enum class Arrival {
   at_once,      ///< all one after the other, without computation between them
   /// As at_once, and finish() or FusableGradients::finish_with() follows: the gradients were left to a fused optimizer.
   left,
+  /// As in_backward, and FusableGradients::go_on() follows. The gradients are left to a fused optimizer.
+  left_in_backward,
 };
 
 /// Bits that each rank sends along with its gradients. After the round, every rank has the OR over all ranks.
@@ -128,6 +130,12 @@ class FusableGradients {
   virtual std::vector<Chunk> own_chunks() const = 0;
   /// The sum of what on_chunk gets, divided by this, is the average.
   virtual int divisor() const noexcept = 0;
+  /// True if Arrival::left_in_backward gains anything.
+  virtual bool averages_early() const noexcept = 0;
+  /// Call it in a round of Arrival::left_in_backward once every gradient was added. `valid`: true if the gradients, and
+  /// the uses given with them, have not changed since. If that holds on all ranks, returns true, and the round goes on
+  /// as if it had been begun by Arrival::left with these flags, and this check word. Else ends the round. Collective.
+  virtual bool go_on(bool valid, Flags flags, std::uint32_t word) = 0;
   /// Call it instead of Exchange::finish(), once or several times in a round. It calls on_chunk for the chunks and does
   /// not average: the gradients stay as they are. Over several nodes, on_chunk is not called if a rank has abandoned
   /// the round. Collective.

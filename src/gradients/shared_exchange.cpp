@@ -66,8 +66,9 @@ node::BucketReduction::OnChunk traced(const char* name, const node::BucketReduct
 
 struct SharedExchange::Gradient {
   at::Tensor parameter;
-  at::Tensor copy = {};    ///< in the shared memory; undefined if the gradient itself is reduced
-  std::uint32_t note = 0;  ///< for the current round
+  at::Tensor copy = {};                    ///< in the shared memory; undefined if the gradient itself is reduced
+  std::uint32_t note = 0;                  ///< for the current round
+  std::vector<std::int64_t> strides = {};  ///< of the parameter, when the gradient was added
 };
 
 /// A bucket holds one large gradient, which is copied only if it cannot be reduced where it lies (see add()), or all
@@ -204,7 +205,7 @@ void SharedExchange::begin(Arrival arrival, Flags flags, double weight) {
   weight_ = weight;
   word_ = 0;
   write_notes();
-  if (nodes_) nodes_->begin(arrival == Arrival::left, flags, weight);
+  if (nodes_) nodes_->begin(arrival == Arrival::left || arrival == Arrival::left_in_backward, flags, weight);
   failure_ = nullptr;
   announced_ = 0;
   arrival_ = arrival;
@@ -212,7 +213,7 @@ void SharedExchange::begin(Arrival arrival, Flags flags, double weight) {
   round_over_ = false;
   for (std::size_t b = 0; b < buckets_.size(); ++b) buckets_[b].missing = layout_.buckets[b].members.size();
   for (std::size_t i = 0; i < gradients_.size(); ++i) drop_copy(i);
-  if (thread_ && arrival == Arrival::in_backward) thread_->start();
+  if (thread_ && in_backward()) thread_->start();
 }
 
 void SharedExchange::add(std::size_t index, const at::Tensor& gradient, ParameterUse use) {
@@ -242,13 +243,14 @@ void SharedExchange::add(std::size_t index, const at::Tensor& gradient, Paramete
     else
       own.copy.zero_();
   }
-  own.note = note_of(use, arrival_ == Arrival::in_backward ? ++arrived_ : 0);
+  own.strides.assign(own.parameter.strides().begin(), own.parameter.strides().end());
+  own.note = note_of(use, in_backward() ? ++arrived_ : 0);
   reduction_.write_word(index, own.note);
   --bucket.missing;
   announce_complete();
   if (!nodes_) return;
-  nodes_->note(index, use);
-  if (!thread_ && arrival_ == Arrival::in_backward) nodes_->advance();
+  if (arrival_ != Arrival::left_in_backward) nodes_->note(index, use);
+  if (!thread_ && in_backward()) nodes_->advance();
 }
 
 void SharedExchange::announce_complete() {
@@ -304,11 +306,31 @@ void SharedExchange::run(const node::BucketReduction::OnChunk& on_chunk, const C
   for (auto& bucket : buckets_) bucket.held = {};
 }
 
-void SharedExchange::finish() {
+void SharedExchange::stop_thread() {
   if (thread_) thread_->stop();
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+}
+
+bool SharedExchange::go_on(bool valid, Flags flags, std::uint32_t word) {
+  stop_thread();
+  for (const auto& [parameter, copy, note, strides] : gradients_) valid = valid && parameter.strides() == strides;
+  if (communicator_.all_reduce(std::int64_t{valid}, ReduceOp::min) == 0) {
+    comm::wait_on(
+        communicator_, [&] { return nodes_->give_up(); }, [] { return std::string("averaging gradients"); });
+    for (auto& bucket : buckets_) bucket.held = {};
+    return false;
+  }
+  nodes_->set_notes(flags, weight_);
+  nodes_->set_word(word);
+  for (std::size_t i = 0; i < gradients_.size(); ++i) nodes_->note(i, use_in(gradients_[i].note));
+  return true;
+}
+
+void SharedExchange::finish() {
+  stop_thread();
   run(average_, nullptr);
-  if (arrival_ != Arrival::left) fix_order();  // a rank that has abandoned the round does not know how others end it
+  if (arrival_ == Arrival::in_backward || arrival_ == Arrival::at_once)
+    fix_order();  // a rank that has abandoned the round does not know how others end it
 }
 
 void SharedExchange::finish_with(const ChunkStep& step) {

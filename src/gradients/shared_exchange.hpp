@@ -49,6 +49,8 @@ class SharedExchange final : public Exchange, public FusableGradients {
   std::size_t chunk_count() const noexcept override { return reduction_.chunks(); }
   std::vector<Chunk> own_chunks() const override { return reduction_.own_chunks(); }
   int divisor() const noexcept override { return nodes_ ? 1 : communicator_.size(); }
+  bool averages_early() const noexcept override { return nodes_ != nullptr; }
+  bool go_on(bool valid, Flags flags, std::uint32_t word) override;
   void finish_with(const ChunkStep& step) override;
   void set_check_word(std::uint32_t word) override;
   bool all_words_equal() const override;
@@ -63,6 +65,10 @@ class SharedExchange final : public Exchange, public FusableGradients {
                  std::optional<at::ScalarType> send_as);
   std::byte* room_for_copy(Bucket& bucket, std::size_t bytes);
   void drop_copy(std::size_t index);
+  bool in_backward() const noexcept {
+    return arrival_ == Arrival::in_backward || arrival_ == Arrival::left_in_backward;
+  }
+  void stop_thread();
   void announce_complete();
   void write_notes();
   void fix_order();
