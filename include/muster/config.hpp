@@ -87,7 +87,7 @@ struct CheckpointConfig {
   /// writes, that is, a share of the state that is the same on all ranks, and all of the rank's own state. The
   /// parameters and state of a fused optimizer (prepare_optimizer) are not copied: its next step leaves the old values
   /// where they are and writes the new ones to other memory. So each node holds them twice from the start on, and a
-  /// parameter's memory changes with each save. If /dev/shm has no room for that, they are copied.
+  /// parameter's memory changes with each save. Over several nodes, or if /dev/shm has no room, they are copied.
   ///
   /// Before the report returns, the ranks' states are compared and your own files are copied. An error in writing is
   /// thrown, on every rank, by the first report after it, which does nothing else, or at the end of training. Training

@@ -9,8 +9,10 @@
 // A prepared optimizer still is the Adam that was given: schedulers, states and checkpoints take it as one. Where it
 // gains speed, the step is fused with the averaging of gradients: each rank averages and updates its share of the
 // parameters, in one copy of them that the node's ranks share, and the optimizer's state exists only once (twice with
-// CheckpointConfig::async_save). The results are torch's own, up to rounding, except for a weight that is listed twice,
-// which is stepped once. Checkpoints of fused and other optimizers can be exchanged, at any number of ranks.
+// CheckpointConfig::async_save). Over several nodes, each node has a copy of the parameters, but the state still exists
+// only once: each node keeps the share that it updates (see gather_state()). The results are torch's own, up to
+// rounding, except for a weight that is listed twice, which is stepped once. Checkpoints of fused and other optimizers
+// can be exchanged, at any number of ranks.
 //
 // Several optimizers may step the same parameters. If several of them could be fused with the averaging of a model's
 // gradients, the one that was prepared last is fused. All prepared optimizers step with the averages of the gradients
@@ -32,6 +34,7 @@
 //
 // Outside of step() and backward(), parameters and the optimizer's state, options and groups may be read and changed at
 // any time (in place, through data_ptr(), by set_data()), but alike on all ranks; the next step uses them as they are.
+// Over several nodes, call gather_state() first to read the state or to change a part of it.
 // A fused step moves the values back into its own memory. So use Fuse::never for parameters that must remain views of
 // one buffer. A step overwrites tensors that .data() returned before it, even after a set_data(). It is an Error, and
 // nothing is written, if a fused optimizer finds in its step that the ranks have written different values or have
@@ -66,7 +69,7 @@ class Optimizer;
 namespace muster {
 
 enum class Fuse {
-  automatic,  ///< fuses if that is possible and the model is large enough for a gain
+  automatic,  ///< fuses if that is possible on one node and the model is large enough for a gain
   always,     ///< fuses if that is possible
   never,
 };
@@ -75,7 +78,8 @@ struct OptimizerOptions {
   /// The averaged gradients of all parameters together are scaled down to this 2-norm; 0: they are not scaled.
   double max_grad_norm = 0;
   /// Fusing is possible for SGD, Adam and AdamW (without amsgrad) over all parameters of one prepared model, in float
-  /// or double, on the CPUs of one node with several ranks, if none of them shares its memory with another tensor.
+  /// or double, on the CPUs of several ranks, if none of them shares its memory with another tensor. Over several nodes
+  /// only Fuse::always fuses: that saves memory for the state, but has not been found to be faster.
   Fuse fuse = Fuse::automatic;
 };
 
@@ -98,6 +102,10 @@ class MUSTER_API Prepared {
   /// Steps that were skipped because of their gradients (FailureConfig::bad_numbers); useful for schedules that count
   /// steps.
   std::int64_t skipped_steps() const noexcept;
+  /// Over several nodes, a fused optimizer keeps a share of its state on each node. This makes the whole state()
+  /// readable on all ranks until the next step. Saves call it themselves; Checkpoint::from_dict() and state_dict() do
+  /// not. Otherwise it does nothing. Throws an Error (ExitCode::retry) if a node has no memory for it. Collective.
+  void gather_state();
 
  protected:
   using Closure = std::function<at::Tensor()>;

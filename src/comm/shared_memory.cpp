@@ -40,7 +40,7 @@ SharedRegion own_region(std::size_t bytes) {
 std::shared_ptr<node::SharedSegment> map_segment(const Communicator& communicator, std::size_t bytes,
                                                  std::size_t reserved, const char* until_then) {
   const auto& channel = *Channel::of(communicator);
-  if (!can_share(channel)) return nullptr;
+  if (!channel.hierarchy()) return nullptr;
   wait_for_all_ranks(communicator, "sharing memory on a node");
   return map_node_segment(*channel.transport->collective, channel.hierarchy()->ranks, bytes, 0, reserved, until_then);
 }

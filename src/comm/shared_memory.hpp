@@ -37,9 +37,9 @@ std::optional<SharedRegion> allocate_shared(const Communicator& communicator, st
 /// first written. Local.
 SharedRegion own_region(std::size_t bytes);
 
-/// Maps one segment of `bytes` zeroes on all ranks of each node, and reserves memory for its first `reserved` bytes.
-/// Null on all ranks if memory cannot be shared; `until_then`: see map_node_segment(). The segment's name is already
-/// removed. Collective.
+/// Maps one segment of `bytes` zeroes on all ranks of each node, also where a rank is alone on its node, and reserves
+/// memory for its first `reserved` bytes. Null on all ranks if there is a single rank or if memory cannot be shared;
+/// `until_then`: see map_node_segment(). The segment's name is already removed. Collective.
 std::shared_ptr<node::SharedSegment> map_segment(const Communicator& communicator, std::size_t bytes,
                                                  std::size_t reserved, const char* until_then);
 

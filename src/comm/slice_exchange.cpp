@@ -53,15 +53,18 @@ SliceExchange::Reduce SliceExchange::sum_of(const Slice& slice, const node::Redu
 }
 
 SliceExchange::SliceExchange(const Leaders& leaders, unsigned number, const Slice& slice, Reduce reduce,
-                             std::shared_ptr<void> lifetime)
+                             std::shared_ptr<void> lifetime, Halves halves)
     : leaders_(leaders),
       tag_(scatter_tag(number)),
       slice_(slice),
       reduce_(std::move(reduce)),
-      whole_(bytes() <= short_bytes(leaders.nodes())),
+      halves_(halves),
+      whole_(halves == Halves::both && bytes() <= short_bytes(leaders.nodes())),
       in_rounds_(whole_ && leaders.nodes() > few_nodes),
       memory_(new Memory{.slice = std::move(lifetime)}) {
-  if (in_rounds_)
+  if (halves_ == Halves::gather)
+    gather();
+  else if (in_rounds_)
     begin_rounds();
   else
     scatter();
@@ -77,8 +80,8 @@ bool SliceExchange::advance(int calls) {
   if (state_ == State::scattering && test(calls)) {
     if (in_rounds_ && !next_round()) return false;
     reduce_share();
-    state_ = whole_ ? State::done : State::gathering;
-    if (!whole_) gather();
+    state_ = State::done;
+    if (!whole_ && halves_ == Halves::both) gather();
   }
   if (state_ == State::gathering && test(calls)) state_ = State::done;
   return state_ == State::done;
@@ -93,15 +96,17 @@ void SliceExchange::wait() {
 }
 
 node::Slice SliceExchange::share_of(int node) const {
-  return whole_ ? node::Slice{0, slice_.count} : node::slice_of(slice_.count, leaders_.nodes(), node, slice_.type);
+  return whole_ ? node::Slice{0, slice_.count} : leaders_.share(slice_.count, slice_.type, node);
 }
 
 void SliceExchange::send(const std::byte* data, std::size_t count, int node, int tag) {
+  if (count == 0) return;
   memory_->pending.push_back(leaders_.communicator->send(data, static_cast<int>(count), mpi_type(slice_.type),
                                                          leaders_.ranks[static_cast<std::size_t>(node)], tag));
 }
 
 void SliceExchange::receive(std::byte* data, std::size_t count, int node, int tag) {
+  if (count == 0) return;
   check(MPI_Irecv(data, static_cast<int>(count), mpi_type(slice_.type), leaders_.ranks[static_cast<std::size_t>(node)],
                   tag, leaders_.communicator->comm, &memory_->pending.emplace_back(MPI_REQUEST_NULL)),
         "MPI_Irecv");
@@ -159,6 +164,7 @@ void SliceExchange::reduce_share() {
 }
 
 void SliceExchange::gather() {
+  state_ = State::gathering;
   const auto element = node::size_of(slice_.type);
   for_other_nodes(leaders_,
                   [&](int n) { receive(slice_.result + share_of(n).first * element, share_of(n).count, n, tag_ + 1); });

@@ -24,6 +24,10 @@ struct Leaders {
   int node = 0;                 ///< the node of this leader
 
   int nodes() const noexcept { return static_cast<int>(ranks.size()); }
+  /// Returns the share of `of` in a slice of `count` elements.
+  node::Slice share(std::size_t count, node::Dtype type, int of) const {
+    return node::slice_of(count, nodes(), of, type);
+  }
 };
 
 /// Bytes of the slices into which a long array is cut, so that network and memory work at the same time. The leaders of
@@ -34,11 +38,11 @@ std::size_t slice_bytes(int nodes, int leaders) noexcept;
 /// How often a poll calls MPI, at most: Open MPI polls its sockets only in every eighth call that advances operations.
 inline constexpr int calls_per_poll = 8;
 
-/// An all-reduce of one slice over the nodes. Each leader reduces its share of the slice, and sends the result to the
-/// others; a short slice is reduced whole by every leader. Sums are formed in the order of nodes, so all leaders get
-/// the same bits. With many nodes n, short slices reach all nodes in ⌈log₂ n⌉ rounds: in a round, a leader that has k
-/// slices sends them to the leader k nodes before it, and receives k slices from the leader k nodes after it (fewer in
-/// the last round).
+/// An all-reduce of one slice over the nodes, or one half of it. Each leader reduces its share of the slice, and sends
+/// the result to the others; in a whole all-reduce, a short slice is reduced whole by every leader. Sums are formed in
+/// the order of nodes, so all leaders get the same bits. With many nodes n, short slices reach all nodes in ⌈log₂ n⌉
+/// rounds: in a round, a leader that has k slices sends them to the leader k nodes before it, and receives k slices
+/// from the leader k nodes after it (fewer in the last round).
 class SliceExchange {
  public:
   /// Reduces this leader's share, a part of the slice: summands[n] is the address of the share in the slice of node n.
@@ -50,13 +54,19 @@ class SliceExchange {
     std::size_t count = 0;               ///< elements
     node::Dtype type = node::Dtype::f32;
   };
+  /// Which halves take place.
+  enum class Halves {
+    both,
+    reduce,  ///< each leader reduces its share; Slice::result is not used
+    gather,  ///< each leader's share of the result is there already; Slice::summand and the Reduce are not used
+  };
   /// Returns the Reduce that writes scaled sums to the slice's result.
   static Reduce sum_of(const Slice& slice, const node::Reduction& reduction);
 
   /// Starts the exchange. `number`: distinguishes the exchanges of these leaders that are under way at the same time;
   /// the same on all of them, below numbers(). `lifetime` keeps the slice's memory alive while MPI may use it.
   SliceExchange(const Leaders& leaders, unsigned number, const Slice& slice, Reduce reduce,
-                std::shared_ptr<void> lifetime);
+                std::shared_ptr<void> lifetime, Halves halves = Halves::both);
   /// An exchange that has not finished is abandoned: MPI may use its memory until the communicator is cleaned.
   ~SliceExchange();
   SliceExchange(const SliceExchange&) = delete;
@@ -90,6 +100,7 @@ class SliceExchange {
   const int tag_;
   const Slice slice_;
   const Reduce reduce_;
+  const Halves halves_;
   const bool whole_;      ///< true if every leader reduces the whole slice: one exchange instead of two
   const bool in_rounds_;  ///< true if a whole slice goes in rounds
   int known_slices_ = 1;  ///< in rounds: how many slices this leader has: those of its node and the nodes after it

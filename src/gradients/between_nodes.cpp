@@ -8,6 +8,7 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/mul.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -16,6 +17,9 @@ namespace {
 
 /// Enough that the network always has something to do.
 constexpr std::size_t most_under_way = 8;
+
+/// Exchanges of gradients have the second half of the numbers: the sum of the notes uses the same communicator.
+constexpr unsigned half = comm::SliceExchange::numbers / 2;
 
 }  // namespace
 
@@ -30,15 +34,33 @@ BetweenNodes::BetweenNodes(Communicator communicator, node::BucketReduction& red
       reduction_(reduction),
       send_as_(send_as),
       keep_(std::move(keep)),
-      notes_(new std::vector<float>(parameters + note_count)) {}
+      notes_(new std::vector<float>(parameters + note_count + word_bits)) {}
 
-void BetweenNodes::begin(Flags flags, double weight) {
-  under_way_.clear();
+void BetweenNodes::begin(bool left, Flags flags, double weight) {
+  for (auto& led : led_) led.exchange.reset();
+  exchanged_ = ended_ = {};
+  left_ = left;
+  again_ = false;
   // A sum that a failed round has left may still be written to.
   if (summed_.pending()) notes_ = std::make_shared<std::vector<float>>(notes_->size());
   summed_ = {};
-  put_notes(flags, weight, std::span(*notes_).last(note_count));
-  missing_ = notes_->size() - note_count;
+  set_notes(flags, weight);
+  set_word(0);
+  missing_ = notes_->size() - notes().size();
+}
+
+void BetweenNodes::begin_again() {
+  exchanged_ = ended_ = {};
+  again_ = true;
+}
+
+void BetweenNodes::set_word(std::uint32_t word) {
+  for (std::size_t bit = 0; bit < word_bits; ++bit) notes()[note_count + bit] = static_cast<float>(word >> bit & 1);
+}
+
+bool BetweenNodes::all_words_equal() const {
+  const auto size = static_cast<float>(communicator_.size());
+  return std::ranges::all_of(notes().last(word_bits), [&](float sum) { return sum == 0 || sum == size; });
 }
 
 void BetweenNodes::note(std::size_t index, ParameterUse use) {
@@ -49,67 +71,145 @@ void BetweenNodes::note(std::size_t index, ParameterUse use) {
   summed_.keep(notes_);
 }
 
+node::Slice BetweenNodes::share_of(const node::BucketReduction::Chunk& chunk) const {
+  const auto& leaders = comm::leaders_of(communicator_);
+  return leaders.share(chunk.count, reduction_.buckets()[chunk.bucket].type, leaders.node);
+}
+
+void BetweenNodes::exchange(Led& led, const comm::SliceExchange::Slice& slice, comm::SliceExchange::Reduce reduce,
+                            comm::SliceExchange::Halves halves) {
+  led.event = {.name = "network",
+               .track = watch::TraceTrack::network,
+               .begin_ns = watch::trace_begin(),
+               .number = static_cast<std::int64_t>(led.chunk.bucket),
+               .bytes = static_cast<std::int64_t>(slice.count * node::size_of(slice.type))};
+  led.exchange = std::make_unique<comm::SliceExchange>(comm::leaders_of(communicator_),
+                                                       half + static_cast<unsigned>(led.chunk.number % half), slice,
+                                                       std::move(reduce), led.memory, halves);
+}
+
 void BetweenNodes::start(const node::BucketReduction::Chunk& chunk, std::span<std::byte* const> data) {
+  if (exchanged_.begun == led_.size()) led_.emplace_back();
+  auto& led = led_[exchanged_.begun++];
+  if (again_) return;
+  led.chunk = chunk;
+  led.data.assign(data.begin(), data.end());
+  led.memory = keep_(chunk.bucket);
   auto type = reduction_.buckets()[chunk.bucket].type;
-  auto* const own = data[static_cast<std::size_t>(communicator_.topology().local_rank)];
+  auto* sent = own(led);
   if (data.size() > 1) {
+    if (left_) {
+      const std::shared_ptr<std::byte[]> sum(new std::byte[chunk.count * node::size_of(type)]);
+      led.memory = sum;
+      sent = sum.get();
+    }
     const std::vector<const void*> sources(data.begin(), data.end());
-    void* const target = own;
+    void* const target = sent;
     node::reduce_arrays(std::span(&target, 1), sources, chunk.count, {.type = type});
   }
-  auto& started = under_way_.emplace_back();
-  started.data.assign(data.begin(), data.end());
-  started.bytes = chunk.count * node::size_of(type);
-  started.memory = keep_(chunk.bucket);
-  auto* sent = own;
+  const auto mine = share_of(chunk);
+  led.share.resize(left_ ? mine.count * node::size_of(type) : 0);
   double scale = 1.0 / communicator_.size();
   if (send_as_ && (type == node::Dtype::f32 || type == node::Dtype::f64)) {
     // In half precision it is scaled before it is rounded: a sum may be too large when its average is not.
+    const auto real = type == node::Dtype::f32 ? at::kFloat : at::kDouble;
     const auto count = static_cast<std::int64_t>(chunk.count);
-    started.wide = at::from_blob(own, {count}, type == node::Dtype::f32 ? at::kFloat : at::kDouble);
-    started.narrow =
-        (*send_as_ == at::kHalf ? started.wide.mul(std::exchange(scale, 1.0)) : started.wide).to(*send_as_);
-    started.memory = std::make_shared<std::pair<std::shared_ptr<void>, at::Tensor>>(started.memory, started.narrow);
-    sent = static_cast<std::byte*>(started.narrow.mutable_data_ptr());
+    led.wide = at::from_blob(sent, {count}, real);
+    led.narrow = (*send_as_ == at::kHalf ? led.wide.mul(std::exchange(scale, 1.0)) : led.wide).to(*send_as_);
+    led.memory = std::make_shared<std::pair<std::shared_ptr<void>, at::Tensor>>(led.memory, led.narrow);
+    sent = static_cast<std::byte*>(led.narrow.mutable_data_ptr());
     type = *group::dtype_of(*send_as_);
+    if (left_) {
+      led.wide = at::from_blob(led.share.data(), {static_cast<std::int64_t>(mine.count)}, real);
+      led.narrow = led.narrow.narrow(0, static_cast<std::int64_t>(mine.first), led.wide.numel());
+    }
   }
   const comm::SliceExchange::Slice slice{sent, sent, chunk.count, type};
-  started.event = {.name = "network",
-                   .track = watch::TraceTrack::network,
-                   .begin_ns = watch::trace_begin(),
-                   .number = static_cast<std::int64_t>(chunk.bucket),
-                   .bytes = static_cast<std::int64_t>(chunk.count * node::size_of(type))};
-  // The second half of the numbers: the sum of the notes uses the same communicator.
-  constexpr unsigned half = comm::SliceExchange::numbers / 2;
-  started.exchange = std::make_unique<comm::SliceExchange>(
-      comm::leaders_of(communicator_), half + static_cast<unsigned>(chunk.number % half), slice,
-      comm::SliceExchange::sum_of(slice, {.type = type, .scale = scale}), started.memory);
+  const node::Reduction reduction{.type = type, .scale = scale};
+  if (!left_ || led.narrow.defined())
+    exchange(led, slice, comm::SliceExchange::sum_of(slice, reduction),
+             left_ ? comm::SliceExchange::Halves::reduce : comm::SliceExchange::Halves::both);
+  else
+    exchange(
+        led, slice,
+        [target = static_cast<void*>(led.share.data()), reduction](const node::Slice& share, auto summands) {
+          node::reduce_arrays(std::span(&target, 1), summands, share.count, reduction);
+        },
+        comm::SliceExchange::Halves::reduce);
+}
+
+/// Called once the averages of the chunk's share are there and the notes are known.
+void BetweenNodes::start_end(Led& led, const FusableGradients::ChunkStep* step) {
+  const auto type = reduction_.buckets()[led.chunk.bucket].type;
+  const auto mine = share_of(led.chunk);
+  auto* result = own(led);
+  if (step != nullptr) {
+    auto* const averages = led.share.data();
+    step->on_chunk({led.chunk.number, led.chunk.bucket, led.chunk.first + mine.first, mine.count},
+                   std::span(&averages, 1));
+    const auto target = step->result ? step->result(led.chunk) : nullptr;
+    led.memory = target;
+    result = target.get();
+  } else {
+    led.memory = keep_(led.chunk.bucket);
+    std::ranges::copy(led.share, result + mine.first * node::size_of(type));
+  }
+  if (result != nullptr)
+    exchange(led, {result, result, led.chunk.count, type}, nullptr, comm::SliceExchange::Halves::gather);
+}
+
+/// Writes the leader's result to the other ranks of its node.
+void BetweenNodes::copy_to_node(const Led& led) const {
+  const auto bytes = led.chunk.count * node::size_of(reduction_.buckets()[led.chunk.bucket].type);
+  for (auto* const other : led.data)
+    if (other != own(led)) std::memcpy(other, own(led), bytes);
+}
+
+/// `writes_results`: true if the exchanges leave averages in the leader's gradients.
+bool BetweenNodes::advance(Progress& progress, bool writes_results) {
+  bool any = false;
+  int calls = comm::calls_per_poll;  // one exchange polls the network for all
+  for (auto i = progress.finished; i < progress.begun; ++i) {
+    auto& led = led_[i];
+    if (!led.exchange || !led.exchange->advance(std::exchange(calls, 1))) continue;
+    led.exchange.reset();
+    watch::record_until_now(led.event);
+    if (led.narrow.defined()) led.wide.copy_(led.narrow);
+    led.narrow.reset();
+    led.wide.reset();
+    led.memory = {};
+    if (writes_results) copy_to_node(led);
+    any = true;
+  }
+  while (progress.finished < progress.begun && !led_[progress.finished].exchange) ++progress.finished;
+  return any;
 }
 
 bool BetweenNodes::advance() {
   const at::NoGradGuard no_grad;
   bool any = false;
-  while (under_way_.size() < most_under_way &&
+  while (exchanged_.begun - exchanged_.finished < most_under_way &&
          reduction_.next_own([&](const auto& chunk, auto data) { start(chunk, data); }))
     any = true;
-  int calls = comm::calls_per_poll;  // one exchange polls the network for all
-  for (auto& chunk : under_way_) {
-    if (!chunk.exchange || !chunk.exchange->advance(std::exchange(calls, 1))) continue;
-    chunk.exchange.reset();
-    watch::record_until_now(chunk.event);
-    if (chunk.narrow.defined()) chunk.wide.copy_(chunk.narrow);
-    const auto* const own = chunk.data[static_cast<std::size_t>(communicator_.topology().local_rank)];
-    for (auto* const other : chunk.data)
-      if (other != own) std::memcpy(other, own, chunk.bytes);
-    any = true;
-  }
-  while (!under_way_.empty() && !under_way_.front().exchange) under_way_.pop_front();
-  return any;
+  return advance(exchanged_, !left_) || any;
 }
 
-bool BetweenNodes::finish() {
+bool BetweenNodes::give_up() {
   advance();
-  return reduction_.gave_all() && under_way_.empty() && reduction_.finish() && summed_.done();
+  return reduction_.gave_all() && exchanged_.begun == exchanged_.finished && reduction_.finish();
+}
+
+bool BetweenNodes::finish(const FusableGradients::ChunkStep* step) {
+  advance();
+  const bool exchanged = reduction_.gave_all() && exchanged_.begun == exchanged_.finished;
+  if (!left_) return exchanged && reduction_.finish() && summed_.done();
+  if (!summed_.done()) return false;
+  const auto uses = std::span(*notes_).first(notes_->size() - notes().size());
+  if (std::ranges::any_of(uses, [](float sum) { return users_of(sum) < 0; })) return exchanged && reduction_.finish();
+  while (ended_.begun < exchanged_.finished && ended_.begun - ended_.finished < most_under_way)
+    start_end(led_[ended_.begun++], step);
+  advance(ended_, step == nullptr);
+  return exchanged && ended_.finished == exchanged_.finished && reduction_.finish();
 }
 
 }  // namespace muster::detail::gradients

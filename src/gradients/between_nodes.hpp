@@ -1,6 +1,10 @@
 // The part of a round of gradients that crosses nodes. Each chunk belongs to one rank of every node, its leader. The
 // leader sums the chunk over its node, in its own memory; the leaders exchange it from where it lies
 // (comm/slice_exchange.hpp); and each leader writes the result to the other ranks of its node.
+//
+// Gradients that backward() has left to a fused optimizer are not overwritten. Each leader first gets the averages of
+// its share of a chunk, in memory of its own. The round ends with a step, which updates the same share of other memory
+// and gathers that, or with the averages, which are gathered into the gradients.
 #pragma once
 
 #include "comm/collectives.hpp"
@@ -10,6 +14,7 @@
 #include "watch/trace.hpp"
 
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -32,40 +37,72 @@ class BetweenNodes {
   BetweenNodes(Communicator communicator, node::BucketReduction& reduction, std::size_t parameters,
                std::optional<at::ScalarType> send_as, Keep keep);
 
-  /// Begins a round, after the reduction's begin().
-  void begin(Flags flags, double weight);
-  /// Notes a gradient's use. Once it has been called for every gradient, the uses, the flags and the weights are summed
-  /// over the ranks.
+  /// Begins a round, after the reduction's begin(). `left`: true if the gradients were left to a fused optimizer.
+  void begin(bool left, Flags flags, double weight);
+  /// Ends a round of such gradients once more, after the reduction's next begin(); averages and notes stay as they are.
+  void begin_again();
+  /// Sets what begin() sets. Call it before the last note().
+  void set_notes(Flags flags, double weight) { put_notes(flags, weight, notes().first(note_count)); }
+  /// See FusableGradients::set_check_word(). Call it before the last note().
+  void set_word(std::uint32_t word);
+  /// Notes a gradient's use. Once it has been called for every gradient, the uses, the flags, the weights and the words
+  /// are summed over the ranks.
   void note(std::size_t index, ParameterUse use);
   /// Advances the chunks that this rank leads, and never waits; true if any went on. MPI must allow it if another
   /// thread than that of note() calls it.
   bool advance();
-  /// Calls advance(); true once the round has ended on this node.
-  bool finish();
+  /// Ends a round whose averages nobody needs; true once it has ended on this node.
+  bool give_up();
+  /// Calls advance(); true once the round has ended on this node. `step`: what ends a round of gradients that were left
+  /// to an optimizer; null for the averages. If a rank has abandoned such a round, it ends with neither.
+  bool finish(const FusableGradients::ChunkStep* step);
 
-  // The following are for the time after finish() has returned true.
+  // The following are for the time after finish() has returned true, and for `step`.
   int user_count(std::size_t index) const { return users_of((*notes_)[index]); }
-  Flags flags() const { return flags_of(std::span(*notes_).last(note_count).first(flag_bits)); }
-  double weight_sum() const { return weight_of(std::span(*notes_).last(weight_bits)); }
+  Flags flags() const { return flags_of(notes().first(flag_bits)); }
+  double weight_sum() const { return weight_of(notes().subspan(flag_bits, weight_bits)); }
+  bool all_words_equal() const;
 
  private:
-  /// A chunk whose exchange has been started.
-  struct UnderWay {
-    std::vector<std::byte*> data;  ///< [ranks of the node]: the chunk's address
-    std::size_t bytes;             ///< of the chunk
-    at::Tensor wide, narrow;       ///< where values are sent in another type: this rank's elements, and what is sent
-    std::shared_ptr<void> memory;  ///< keeps what is sent alive
-    std::unique_ptr<comm::SliceExchange> exchange;  ///< null once it has finished
-    watch::TraceEvent event;
+  /// A chunk that this rank leads.
+  struct Led {
+    node::BucketReduction::Chunk chunk = {};
+    std::vector<std::byte*> data = {};  ///< [ranks of the node]: the chunk's address
+    /// For gradients that were left to an optimizer: the averages of this node's share.
+    std::vector<std::byte> share = {};
+    at::Tensor wide = {}, narrow = {};  ///< where values are sent in another type: the result, and what is sent
+    std::shared_ptr<void> memory = {};  ///< keeps what is sent alive
+    std::unique_ptr<comm::SliceExchange> exchange = {};  ///< null if none is under way
+    watch::TraceEvent event = {};
   };
+  /// How far the chunks have come: those from `finished` to `begun` are under way.
+  struct Progress {
+    std::size_t begun = 0, finished = 0;
+  };
+
   void start(const node::BucketReduction::Chunk& chunk, std::span<std::byte* const> data);
+  void start_end(Led& led, const FusableGradients::ChunkStep* step);
+  void exchange(Led& led, const comm::SliceExchange::Slice& slice, comm::SliceExchange::Reduce reduce,
+                comm::SliceExchange::Halves halves);
+  bool advance(Progress& progress, bool writes_results);
+  void copy_to_node(const Led& led) const;
+  node::Slice share_of(const node::BucketReduction::Chunk& chunk) const;
+  std::byte* own(const Led& led) const {
+    return led.data[static_cast<std::size_t>(communicator_.topology().local_rank)];
+  }
+  /// The flags, the weight and the word.
+  std::span<float> notes() const { return std::span(*notes_).last(note_count + word_bits); }
 
   Communicator communicator_;
   node::BucketReduction& reduction_;
   std::optional<at::ScalarType> send_as_;
   Keep keep_;
-  std::deque<UnderWay> under_way_;             ///< in the order in which they were started
-  std::shared_ptr<std::vector<float>> notes_;  ///< [parameters + note_count]
+  std::deque<Led> led_;  ///< in the order in which this rank processes them
+  Progress exchanged_;   ///< of the chunks' first exchange, which is the only one unless gradients were left
+  Progress ended_;       ///< of the end of a round of gradients that were left
+  bool left_ = false;    ///< true if the round is of gradients that were left to an optimizer
+  bool again_ = false;   ///< true if the round ends once more
+  std::shared_ptr<std::vector<float>> notes_;  ///< [parameters + note_count + word_bits]
   std::size_t missing_ = 0;                    ///< number of gradients that note() has yet to be called for
   comm::Request summed_;                       ///< the all-reduce of notes_
 };

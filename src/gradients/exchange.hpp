@@ -21,8 +21,11 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <limits>
+#include <memory>
 #include <span>
+#include <vector>
 
 namespace muster::detail::gradients {
 
@@ -37,6 +40,10 @@ enum class ParameterUse : std::uint32_t {
 enum class Arrival {
   in_backward,  ///< one by one while backward() computes; finish() follows
   at_once,      ///< all one after the other, without computation between them
+  /// As at_once, and finish() or FusableGradients::finish_with() follows: the gradients were left to a fused optimizer.
+  left,
+  /// As in_backward, and FusableGradients::go_on() follows. The gradients are left to a fused optimizer.
+  left_in_backward,
 };
 
 /// Bits that each rank sends along with its gradients. After the round, every rank has the OR over all ranks.
@@ -71,6 +78,7 @@ inline Flags flags_of(std::span<const float> sums) {
 constexpr int weight_bits = 160;
 constexpr int weight_fraction_bits = 86;
 constexpr int note_count = flag_bits + weight_bits;  ///< number of summands for the flags and the weight
+constexpr int word_bits = 32;                        ///< and for the word of FusableGradients::set_check_word()
 
 inline void put_weight(double weight, std::span<float> summands) {
   std::ranges::fill(summands, 0.0F);
@@ -94,9 +102,21 @@ inline void put_notes(Flags flags, double weight, std::span<float> summands) {
   put_weight(weight, summands.last(weight_bits));
 }
 
-/// The gradients of all ranks, in memory that this rank can read, for a fused optimizer (optim/fused_step.hpp).
+/// The gradients of all ranks, in memory that this rank can read, for a fused optimizer (optim/fused_step.hpp). Over
+/// several nodes: the averages, of which each node has a share.
 class FusableGradients {
  public:
+  using Chunk = node::BucketReduction::Chunk;
+  /// What is done with the chunks of a round.
+  struct ChunkStep {
+    /// Gets the gradients of each rank; over several nodes, the averages of this node's share of the chunk.
+    node::BucketReduction::OnChunk on_chunk;
+    /// Over several nodes: returns the address of a chunk in this node's memory. on_chunk has written this node's share
+    /// there, and the other nodes' shares are received there. Nothing is if it is empty or returns null, on all ranks
+    /// alike.
+    std::function<std::shared_ptr<std::byte>(const Chunk& chunk)> result = {};
+  };
+
   virtual ~FusableGradients() = default;
   virtual const Communicator& communicator() const noexcept = 0;
   /// How parameters lie in buckets; a bucket is reduced as a whole.
@@ -104,12 +124,24 @@ class FusableGradients {
   /// The strides in which the other ranks see this rank's gradient: its parameter's current strides; for a small
   /// gradient, which is always copied, the strides that its parameter had when this exchange was made.
   virtual at::IntArrayRef strides(std::size_t index) const = 0;
-  /// Number of chunks in all buckets together. In a round, one rank processes each chunk.
+  /// Number of chunks in all buckets together. In a round, one rank (over several nodes, one of each node) processes
+  /// each chunk.
   virtual std::size_t chunk_count() const noexcept = 0;
-  /// Call it instead of Exchange::finish(), once or several times in a round. It calls `on_chunk` for the chunks and
-  /// does not average: the gradients stay as they are. Collective.
-  virtual void finish_with(const node::BucketReduction::OnChunk& on_chunk) = 0;
-  // The following are for `on_chunk`, and for the time after finish_with().
+  /// Over several nodes: the chunks that this rank processes, the same on each node.
+  virtual std::vector<Chunk> own_chunks() const = 0;
+  /// The sum of what on_chunk gets, divided by this, is the average.
+  virtual int divisor() const noexcept = 0;
+  /// True if Arrival::left_in_backward gains anything.
+  virtual bool averages_early() const noexcept = 0;
+  /// Call it in a round of Arrival::left_in_backward once every gradient was added. `valid`: true if the gradients, and
+  /// the uses given with them, have not changed since. If that holds on all ranks, returns true, and the round goes on
+  /// as if it had been begun by Arrival::left with these flags, and this check word. Else ends the round. Collective.
+  virtual bool go_on(bool valid, Flags flags, std::uint32_t word) = 0;
+  /// Call it instead of Exchange::finish(), once or several times in a round. It calls on_chunk for the chunks and does
+  /// not average: the gradients stay as they are. Over several nodes, on_chunk is not called if a rank has abandoned
+  /// the round. Collective.
+  virtual void finish_with(const ChunkStep& step) = 0;
+  // The following are for a ChunkStep, and for the time after finish_with().
   /// See Exchange::user_count().
   virtual int user_count(std::size_t index) const = 0;
   /// See Exchange::flags().

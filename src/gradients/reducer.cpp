@@ -135,6 +135,7 @@ void Reducer::extend_exchanges(const std::vector<std::size_t>& unfrozen) {
   bool extends = !dense_;
   for (const auto i : unfrozen) extends |= !parameters_[i].exchanged();
   if (!extends) return;
+  end_early(/*valid=*/false);
   for (const auto i : unfrozen) parameters_[i].index = 0;
   std::vector<at::Tensor> dense, sparse;
   for (auto& p : parameters_) {
@@ -207,7 +208,7 @@ void Reducer::after_accumulation(std::size_t parameter) {
   p.use = counts || p.pending ? ParameterUse::used : ParameterUse::unused;
   // The last gradient is only added after backward() has returned. If backward() throws before that, this rank can
   // still tell the others that it abandons the round.
-  if (phase_ == Phase::collecting && averages_in_backward(p) && --round->missing > 0) add(p);
+  if (phase_ == Phase::collecting && given_in_backward(p) && --round->missing > 0) add(p);
 }
 
 /// With weights, the exchange's result is divided by the mean weight. Averages of earlier rounds must not be divided
@@ -334,7 +335,9 @@ std::shared_ptr<Reducer::Round> Reducer::begin_round() {
   // Every rank does this, even a rank whose last round an exception has ended, since the ranks later compare what the
   // optimizer records here.
   if (fused_ && begun_since_step_) fused_->on_second_round();
+  const bool is_first = !begun_since_step_;
   begun_since_step_ |= averages;
+  if (early_ == Early::begun) early_ = Early::useless;
   if (any_left_) note_discarded();
 
   const auto round = std::make_shared<Round>();
@@ -352,9 +355,15 @@ std::shared_ptr<Reducer::Round> Reducer::begin_round() {
     return round;
   }
   if (dense_->takes_several_rounds()) set_earlier_gradients_aside();
-  phase_ = abandoned_.empty() && unfrozen_.empty() ? Phase::collecting : Phase::postponed;
+  const bool leaves = fused_ != nullptr && !weights_.given;
+  const bool ready = abandoned_.empty() && unfrozen_.empty() && (leaves || early_ == Early::no);
+  phase_ = ready ? Phase::collecting : Phase::postponed;
   if (phase_ == Phase::collecting) begin_exchanges(Arrival::in_backward);
-  for (const auto& p : parameters_) round->missing += averages_in_backward(p);
+  if (ready && leaves && is_first && early_ == Early::no && dense_->fusable()->averages_early()) {
+    dense_->begin(Arrival::left_in_backward, 0, 0);
+    early_ = Early::begun;
+  }
+  for (const auto& p : parameters_) round->missing += given_in_backward(p);
   at_end_of_backward([weak = weak_from_this(), round, ready = ready_in_this_backward()] {
     const auto self = weak.lock();
     if (!self) return;
@@ -398,7 +407,10 @@ void Reducer::begin_exchanges(Arrival arrival, bool takes_part) {
       weights_.given || arrival != Arrival::at_once || std::ranges::any_of(parameters_, &Parameter::pending);
   const auto kind = !takes_part || !has_any ? Flags{0} : weights_.given ? gradients_weighted : gradients_unweighted;
   const auto weight = takes_part && weights_.given ? weights_.sum : 0.0;
-  if (dense_in_backward_) dense_->begin(arrival, flags() | kind, weight);
+  if (dense_in_backward_) {
+    end_early(/*valid=*/false);
+    dense_->begin(arrival, flags() | kind, weight);
+  }
   if (sparse_) sparse_->begin(arrival, flags() | kind, weight);
   for (auto& p : parameters_) p.added = false;
 }
@@ -409,16 +421,21 @@ bool Reducer::averages_in_backward(const Parameter& parameter) const noexcept {
   return parameter.exchanged() && (parameter.sparse || dense_in_backward_);
 }
 
+bool Reducer::given_in_backward(const Parameter& parameter) const noexcept {
+  return averages_in_backward(parameter) || (parameter.dense() && early_ == Early::begun);
+}
+
 void Reducer::add(Parameter& parameter) {
   parameter.added = true;
-  exchange_of(parameter).add(parameter.index, parameter.tensor.grad(), parameter.use);
+  parameter.given = averages_in_backward(parameter) ? parameter.use : parameter.use_in_step();
+  exchange_of(parameter).add(parameter.index, parameter.tensor.grad(), parameter.given);
 }
 
 /// Adds the gradients that the exchanges have not been given. For a parameter that this round did not reach, adds .grad
 /// as earlier rounds have left it; all ranks have the same .grad, unless it is pending.
 void Reducer::add_remaining() {
   for (auto& p : parameters_) {
-    if (!averages_in_backward(p) || p.added) continue;
+    if (!given_in_backward(p) || p.added) continue;
     if (!p.reached) set_average_aside(p);
     if (!p.reached && p.tensor.grad().defined()) {
       p.check_gradient();
@@ -432,7 +449,7 @@ void Reducer::add_remaining() {
 /// Adds an undefined gradient in place of every gradient that the exchanges have not been given.
 void Reducer::add_missing(ParameterUse use) {
   for (const auto& p : parameters_)
-    if (averages_in_backward(p) && !p.added) exchange_of(p).add(p.index, {}, use);
+    if (given_in_backward(p) && !p.added) exchange_of(p).add(p.index, {}, use);
 }
 
 /// Returns the list of reducers that have added all gradients of their round in the backward() that this thread runs.
@@ -590,9 +607,10 @@ void Reducer::finish_abandoned() {
       add_missing(ParameterUse::abandoned);
     }
     finish_exchanges();
+    end_early(/*valid=*/false);
     if (!dense_in_backward_) {
       // With a fused optimizer, the other ranks begin the dense exchange in the optimizer's step.
-      dense_->begin(Arrival::at_once, flags(), 0);
+      dense_->begin(Arrival::left, flags(), 0);
       for (const auto& p : parameters_)
         if (p.dense()) dense_->add(p.index, {}, ParameterUse::abandoned);
       dense_->finish();

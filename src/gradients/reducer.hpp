@@ -48,8 +48,8 @@ struct ParallelContext;
 /// An optimizer that averages gradients itself, as part of its step (optim/optimizer_step.cpp).
 class FusedOptimizer {
  public:
-  /// Called when Reducer::set_fused() replaces this optimizer.
-  virtual void on_unfused() noexcept = 0;
+  /// Called when Reducer::set_fused() replaces this optimizer. Collective.
+  virtual void on_unfused() = 0;
   /// Called when a backward() begins although no step has followed the previous backward(), which an exception may have
   /// ended.
   virtual void on_second_round() = 0;
@@ -100,8 +100,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   // For a fused optimizer: backward() then leaves this rank's own gradients in .grad, and the optimizer takes all
   // ranks' gradients from the exchange. Sparse gradients are still averaged in backward().
-  /// Sets the fused optimizer; if null, backward() averages. Calls on_unfused() of the previous one.
-  void set_fused(FusedOptimizer* optimizer) noexcept;
+  /// Sets the fused optimizer; if null, backward() averages. Calls on_unfused() of the previous one. Collective.
+  void set_fused(FusedOptimizer* optimizer);
   bool has_fused_optimizer() const noexcept { return fused_ != nullptr; }
   /// True if `optimizer` is the fused one. Training an unfrozen parameter for the first time ends the fusion, since it
   /// makes a new exchange.
@@ -223,6 +223,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   ///                                             -> awaiting_step, if an optimizer is fused and the program gives no
   ///                                                weights: .grad holds this rank's own gradients, also after the
   ///                                                step, until fetch_averages()
+  ///                                                Over several nodes, the exchange gets them nevertheless (Early)
   ///   postponed      more gradients             -> postponed: .grad only accumulates
   ///                  the end of backward()      -> collecting, once abandoned rounds are finished; all gradients are
   ///                                                given at once
@@ -282,6 +283,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   Flags flags() const;
   /// True if the parameter's gradient is averaged in this backward(); false if it is left to a fused optimizer's step.
   bool averages_in_backward(const Parameter& parameter) const noexcept;
+  /// True if the exchange gets the parameter's gradient in this backward().
+  bool given_in_backward(const Parameter& parameter) const noexcept;
+  bool end_early(bool valid, Flags flags = 0, std::uint32_t word = 0);
   void check_numbers(const Parameter& parameter);
   void keep_average(Parameter& parameter) const;
   void add(Parameter& parameter);
@@ -336,6 +340,12 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool last_round_was_no_sync_ = false;  ///< true if the last round was in no_sync(); the same on all ranks
   /// True if an averaging round has begun since the fused optimizer's last step or fetch_averages().
   bool begun_since_step_ = false;
+  /// Whether the exchange has begun to average the gradients that the next fused step or fetch_averages() will need.
+  enum class Early {
+    no,
+    begun,    ///< by the only round since the last of these
+    useless,  ///< a later round has added to the gradients, so they are averaged anew
+  } early_ = Early::no;
   bool watches_numbers_ = false;
   std::string bad_gradient_;
   std::int64_t rounds_ = 0;        ///< see averaged_round_count()

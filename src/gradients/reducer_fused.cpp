@@ -12,7 +12,7 @@
 
 namespace muster::detail::gradients {
 
-void Reducer::set_fused(FusedOptimizer* optimizer) noexcept {
+void Reducer::set_fused(FusedOptimizer* optimizer) {
   const auto before = std::exchange(fused_, optimizer);
   if (before != nullptr && before != optimizer) before->on_unfused();
 }
@@ -93,20 +93,34 @@ void Reducer::begin_step(std::uint32_t word) {
   give_gradients(word);
 }
 
+bool Reducer::Parameter::as_given() const {
+  if (given != use_in_step() || scale != 1.0) return false;
+  return given == ParameterUse::unused || (mark && GradientMark(tensor.grad()) == *mark);
+}
+
+/// Ends the part of the dense exchange that a round has begun early, if it has; true if the exchange goes on with it.
+/// `valid`: true if this rank's gradients are as they were given. Collective.
+bool Reducer::end_early(bool valid, Flags flags, std::uint32_t word) {
+  if (early_ == Early::no) return false;
+  valid = valid && early_ == Early::begun;
+  early_ = Early::no;
+  return dense_->fusable()->go_on(valid, flags, word);
+}
+
 void Reducer::give_gradients(std::uint32_t word) {
-  bool altered = false;
+  bool altered = false, as_given = true;
   for (auto& p : parameters_) {
     if (p.dense() && p.tensor.grad().defined()) p.check_gradient();
+    as_given = as_given && (!p.dense() || p.as_given());
     note_manual_change(p);
     altered |= p.altered;
   }
-  dense_->begin(Arrival::at_once, flags() | gradients_unweighted | (altered ? gradients_changed : 0), 0);
+  const auto all_flags = flags() | gradients_unweighted | (altered ? gradients_changed : 0);
+  if (end_early(as_given && !altered, all_flags, word)) return;
+  dense_->begin(Arrival::left, all_flags, 0);
   if (auto* const fusable = dense_->fusable()) fusable->set_check_word(word);
-  // As in torch's optimizers, every parameter with a defined gradient takes part in the step.
   for (const auto& p : parameters_)
-    if (p.dense())
-      dense_->add(p.index, p.tensor.grad(),
-                  p.tensor.grad().defined() && !p.padding ? ParameterUse::used : ParameterUse::unused);
+    if (p.dense()) dense_->add(p.index, p.tensor.grad(), p.use_in_step());
 }
 
 void Reducer::end_step(double scale) {

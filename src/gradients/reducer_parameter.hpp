@@ -50,11 +50,18 @@ struct Reducer::Parameter {
       false;  ///< true if .grad awaited a step at the last with_gradient_to_save(), and no round has begun since
   bool discarded = false;  ///< true if the program discarded the gradient that was left at that call
   // For a fused optimizer.
-  std::optional<GradientMark> mark = {};  ///< of .grad, as backward() has left it
-  bool altered = false;                   ///< true if .grad was changed by hand after backward()
+  std::optional<GradientMark> mark = {};      ///< of .grad, as backward() has left it
+  bool altered = false;                       ///< true if .grad was changed by hand after backward()
+  ParameterUse given = ParameterUse::unused;  ///< with the gradient that the exchange averages early
   /// Factor that .grad has yet to be multiplied by; the fused optimizer has already used it in its step.
   double scale = 1.0;
 
+  /// The use of .grad in a fused step: as in torch's optimizers, every parameter with a defined gradient takes part.
+  ParameterUse use_in_step() const {
+    return tensor.grad().defined() && !padding ? ParameterUse::used : ParameterUse::unused;
+  }
+  /// True if .grad is as it was when backward() gave it to the exchange.
+  bool as_given() const;
   /// Throws an Error if the layout, type or shape of .grad differs from the parameter's in prepare_model.
   void check_gradient() const;
   bool changed() const {

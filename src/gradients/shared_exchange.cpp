@@ -66,8 +66,9 @@ node::BucketReduction::OnChunk traced(const char* name, const node::BucketReduct
 
 struct SharedExchange::Gradient {
   at::Tensor parameter;
-  at::Tensor copy = {};    ///< in the shared memory; undefined if the gradient itself is reduced
-  std::uint32_t note = 0;  ///< for the current round
+  at::Tensor copy = {};                    ///< in the shared memory; undefined if the gradient itself is reduced
+  std::uint32_t note = 0;                  ///< for the current round
+  std::vector<std::int64_t> strides = {};  ///< of the parameter, when the gradient was added
 };
 
 /// A bucket holds one large gradient, which is copied only if it cannot be reduced where it lies (see add()), or all
@@ -204,7 +205,7 @@ void SharedExchange::begin(Arrival arrival, Flags flags, double weight) {
   weight_ = weight;
   word_ = 0;
   write_notes();
-  if (nodes_) nodes_->begin(flags, weight);
+  if (nodes_) nodes_->begin(arrival == Arrival::left || arrival == Arrival::left_in_backward, flags, weight);
   failure_ = nullptr;
   announced_ = 0;
   arrival_ = arrival;
@@ -212,7 +213,7 @@ void SharedExchange::begin(Arrival arrival, Flags flags, double weight) {
   round_over_ = false;
   for (std::size_t b = 0; b < buckets_.size(); ++b) buckets_[b].missing = layout_.buckets[b].members.size();
   for (std::size_t i = 0; i < gradients_.size(); ++i) drop_copy(i);
-  if (thread_ && arrival == Arrival::in_backward) thread_->start();
+  if (thread_ && in_backward()) thread_->start();
 }
 
 void SharedExchange::add(std::size_t index, const at::Tensor& gradient, ParameterUse use) {
@@ -242,13 +243,14 @@ void SharedExchange::add(std::size_t index, const at::Tensor& gradient, Paramete
     else
       own.copy.zero_();
   }
-  own.note = note_of(use, arrival_ == Arrival::in_backward ? ++arrived_ : 0);
+  own.strides.assign(own.parameter.strides().begin(), own.parameter.strides().end());
+  own.note = note_of(use, in_backward() ? ++arrived_ : 0);
   reduction_.write_word(index, own.note);
   --bucket.missing;
   announce_complete();
   if (!nodes_) return;
-  nodes_->note(index, use);
-  if (!thread_ && arrival_ == Arrival::in_backward) nodes_->advance();
+  if (arrival_ != Arrival::left_in_backward) nodes_->note(index, use);
+  if (!thread_ && in_backward()) nodes_->advance();
 }
 
 void SharedExchange::announce_complete() {
@@ -296,30 +298,51 @@ std::byte* SharedExchange::room_for_copy(Bucket& bucket, std::size_t bytes) {
   return region_.data() + bucket.offset;
 }
 
-void SharedExchange::run(const node::BucketReduction::OnChunk& on_chunk) {
+void SharedExchange::run(const node::BucketReduction::OnChunk& on_chunk, const ChunkStep* step) {
   announce_complete();
   comm::wait_on(
-      communicator_, [&] { return nodes_ ? nodes_->finish() : reduction_.advance(on_chunk); },
+      communicator_, [&] { return nodes_ ? nodes_->finish(step) : reduction_.advance(on_chunk); },
       [] { return std::string("averaging gradients"); });
+  for (auto& bucket : buckets_) bucket.held = {};
+}
+
+void SharedExchange::stop_thread() {
+  if (thread_) thread_->stop();
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+}
+
+bool SharedExchange::go_on(bool valid, Flags flags, std::uint32_t word) {
+  stop_thread();
+  for (const auto& [parameter, copy, note, strides] : gradients_) valid = valid && parameter.strides() == strides;
+  if (communicator_.all_reduce(std::int64_t{valid}, ReduceOp::min) == 0) {
+    comm::wait_on(
+        communicator_, [&] { return nodes_->give_up(); }, [] { return std::string("averaging gradients"); });
+    for (auto& bucket : buckets_) bucket.held = {};
+    return false;
+  }
+  nodes_->set_notes(flags, weight_);
+  nodes_->set_word(word);
+  for (std::size_t i = 0; i < gradients_.size(); ++i) nodes_->note(i, use_in(gradients_[i].note));
+  return true;
 }
 
 void SharedExchange::finish() {
-  if (thread_) thread_->stop();
-  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
-  run(average_);
-  for (auto& bucket : buckets_) bucket.held = {};
-  fix_order();
+  stop_thread();
+  run(average_, nullptr);
+  if (arrival_ == Arrival::in_backward || arrival_ == Arrival::at_once)
+    fix_order();  // a rank that has abandoned the round does not know how others end it
 }
 
-void SharedExchange::finish_with(const node::BucketReduction::OnChunk& on_chunk) {
+void SharedExchange::finish_with(const ChunkStep& step) {
   if (round_over_) {
     // This is another call in the same round: begin another reduction of the same gradients.
     reduction_.begin();
+    if (nodes_) nodes_->begin_again();
     announced_ = 0;
     for (std::size_t i = 0; i < gradients_.size(); ++i) reduction_.write_word(i, gradients_[i].note);
     write_notes();
   }
-  run(on_chunk);
+  run(step.on_chunk, &step);
   round_over_ = true;
 }
 
@@ -344,7 +367,7 @@ Flags SharedExchange::flags() const {
 void SharedExchange::write_notes() {
   const auto bits = std::bit_cast<std::uint64_t>(weight_);
   reduction_.write_word(gradients_.size(), flags_);
-  set_check_word(word_);
+  reduction_.write_word(gradients_.size() + 1, word_);
   reduction_.write_word(gradients_.size() + 2, static_cast<std::uint32_t>(bits));
   reduction_.write_word(gradients_.size() + 3, static_cast<std::uint32_t>(bits >> 32));
 }
@@ -366,9 +389,11 @@ at::IntArrayRef SharedExchange::strides(std::size_t index) const {
 void SharedExchange::set_check_word(std::uint32_t word) {
   word_ = word;
   reduction_.write_word(gradients_.size() + 1, word);
+  if (nodes_) nodes_->set_word(word);
 }
 
 bool SharedExchange::all_words_equal() const {
+  if (nodes_) return nodes_->all_words_equal();
   for (int r = 0; r < communicator_.size(); ++r)
     if (reduction_.word(r, gradients_.size() + 1) != word_) return false;
   return true;

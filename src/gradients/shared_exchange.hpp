@@ -41,14 +41,17 @@ class SharedExchange final : public Exchange, public FusableGradients {
   void fetch(std::size_t index, at::Tensor& gradient) override;
   Flags flags() const override;
   double mean_weight() const override;
-  /// Null over several nodes.
-  FusableGradients* fusable() noexcept override { return nodes_ ? nullptr : this; }
+  FusableGradients* fusable() noexcept override { return this; }
 
   const Communicator& communicator() const noexcept override { return communicator_; }
   const FlatLayout& layout() const noexcept override { return layout_; }
   at::IntArrayRef strides(std::size_t index) const override;
   std::size_t chunk_count() const noexcept override { return reduction_.chunks(); }
-  void finish_with(const node::BucketReduction::OnChunk& on_chunk) override;
+  std::vector<Chunk> own_chunks() const override { return reduction_.own_chunks(); }
+  int divisor() const noexcept override { return nodes_ ? 1 : communicator_.size(); }
+  bool averages_early() const noexcept override { return nodes_ != nullptr; }
+  bool go_on(bool valid, Flags flags, std::uint32_t word) override;
+  void finish_with(const ChunkStep& step) override;
   void set_check_word(std::uint32_t word) override;
   bool all_words_equal() const override;
 
@@ -62,11 +65,15 @@ class SharedExchange final : public Exchange, public FusableGradients {
                  std::optional<at::ScalarType> send_as);
   std::byte* room_for_copy(Bucket& bucket, std::size_t bytes);
   void drop_copy(std::size_t index);
+  bool in_backward() const noexcept {
+    return arrival_ == Arrival::in_backward || arrival_ == Arrival::left_in_backward;
+  }
+  void stop_thread();
   void announce_complete();
   void write_notes();
   void fix_order();
   std::vector<std::uint32_t> order_on_first() const;
-  void run(const node::BucketReduction::OnChunk& on_chunk);
+  void run(const node::BucketReduction::OnChunk& on_chunk, const ChunkStep* step);
 
   Communicator communicator_;
   comm::SharedRegion control_;

@@ -58,6 +58,14 @@ void BucketReduction::reorder(const std::vector<std::size_t>& order) {
   });
 }
 
+std::vector<BucketReduction::Chunk> BucketReduction::own_chunks() const {
+  std::vector<Chunk> own;
+  for (auto i = static_cast<std::size_t>(rank_); rank_ < owners_ && i < chunks_.size();
+       i += static_cast<std::size_t>(owners_))
+    own.push_back(chunks_[i]);
+  return own;
+}
+
 std::uint64_t* BucketReduction::written(int rank) const {
   auto* first = reinterpret_cast<std::uint64_t*>(reinterpret_cast<std::byte*>(shared_) + Shared::bytes(size_));
   return first + (2 * static_cast<std::size_t>(rank) + (round_ & 1)) * (buckets_.size() + words_);

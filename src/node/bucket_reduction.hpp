@@ -57,6 +57,8 @@ class BucketReduction {
 
   const std::vector<Bucket>& buckets() const noexcept { return buckets_; }
   std::size_t chunks() const noexcept { return chunks_.size(); }
+  /// If chunks have owners: returns those that this rank owns, until reorder() is called.
+  std::vector<Chunk> own_chunks() const;
 
   /// Begins a new round; the previous one must have ended.
   void begin();

@@ -266,6 +266,7 @@ Json OperatorWorker::apply(const std::function<Json(TrainingOperator&)>& functio
 void OperatorWorker::register_again(const std::function<Json(TrainingOperator&)>& function) {
   parts().train.keep_position(true);
   // The function may have changed other things, too; their saved state is restored.
+  state::gather(entries_);
   auto state = state::collect(entries_);
   for (auto& [path, tensor] : state.tensors) tensor = tensor.clone();
   function(*operator_);
@@ -287,6 +288,7 @@ Json OperatorWorker::update_scheduler(double metric) {
 
 StateDict OperatorWorker::state_dict() {
   session_.state().models.synchronise_buffers();
+  state::gather(entries_);
   auto state = state::collect(entries_);
   for (auto& [path, tensor] : state.tensors)
     tensor = tensor.detach().to(at::kCPU, /*non_blocking=*/false, /*copy=*/true);

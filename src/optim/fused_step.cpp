@@ -1,7 +1,10 @@
 #include "optim/fused_step.hpp"
 
+#include "base/log.hpp"
 #include "base/page_size.hpp"
+#include "comm/shared_memory.hpp"
 #include "gradients/tensor_changes.hpp"
+#include "muster/error.hpp"
 #include "node/finite.hpp"
 #include "node/kernels.hpp"
 #include "node/stream.hpp"
@@ -27,6 +30,8 @@ namespace {
 
 /// Number of averages that are computed at a time, so that they stay in the L1 cache.
 constexpr std::size_t tile_elements = 2048;
+
+constexpr const char* unfused = "an optimizer is not fused with the averaging of gradients";
 
 std::size_t round_up(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
@@ -92,10 +97,8 @@ struct FusedStep::Target {
   std::uint64_t written = 0;  ///< `noted`, combined with what prepare() has found
 };
 
-FusedStep::Copy::Copy(comm::SharedRegion shared, std::size_t bytes)
-    : region(std::move(shared)),
-      view(region.segment->private_view(0, bytes)),
-      dirty(view.get(), region.region.base, bytes) {}
+FusedStep::Copy::Copy(std::shared_ptr<node::SharedSegment> shared, std::size_t bytes)
+    : segment(std::move(shared)), view(segment->private_view(0, bytes)), dirty(view.get(), segment->data(), bytes) {}
 
 FusedStep::~FusedStep() = default;
 
@@ -107,6 +110,35 @@ at::Tensor copy_like(const at::Tensor& view, const at::Tensor& values) {
 }
 
 }  // namespace
+
+/// Reserves this rank's part of the memory of a copy, which has `total` bytes: everything on one node; over several
+/// nodes everything but the state.
+void FusedStep::reserve(node::SharedSegment& segment, const Topology& topology,
+                        const std::vector<std::vector<Pages>>& pages, std::size_t bytes, std::size_t total) {
+  const auto rank = static_cast<std::size_t>(topology.local_rank);
+  const auto ranks = static_cast<std::size_t>(topology.local_size);
+  if (topology.num_nodes == 1) {
+    const auto share = round_up((total + ranks - 1) / ranks, page_size());
+    const auto first = std::min(total, share * rank);
+    return segment.reserve(first, std::min(share, total - first));
+  }
+  for (std::size_t b = rank; b < pages.size(); b += ranks) segment.reserve(pages[b][0].first, pages[b][0].bytes);
+  if (rank == 0) segment.reserve(bytes, total - bytes);
+}
+
+/// Returns the chunks of state of which this rank updates its node's share.
+std::vector<ScatteredState::Chunk> FusedStep::own_state(const gradients::FusableGradients& gradients,
+                                                        const std::vector<at::Tensor>& parameters,
+                                                        const std::vector<std::vector<Pages>>& pages) {
+  std::vector<ScatteredState::Chunk> state;
+  for (const auto& chunk : gradients.own_chunks()) {
+    const auto& first = parameters[gradients.layout().buckets[chunk.bucket].members.front()];
+    for (std::size_t kind = 1; kind < pages[chunk.bucket].size(); ++kind)
+      state.push_back({pages[chunk.bucket][kind].first + chunk.first * first.element_size(), chunk.count,
+                       first.scalar_type() == at::kFloat ? node::Dtype::f32 : node::Dtype::f64});
+  }
+  return state;
+}
 
 bool FusedStep::fits(const std::vector<at::Tensor>& parameters) {
   return std::all_of(parameters.begin(), parameters.end(), [](const at::Tensor& p) {
@@ -126,28 +158,50 @@ std::unique_ptr<FusedStep> FusedStep::make(gradients::FusableGradients& gradient
     auto& kinds = pages.emplace_back();
     for (int kind = 0; kind <= states; ++kind) kinds.push_back({std::exchange(bytes, bytes + of_kind), of_kind});
   }
-  const auto ranks = static_cast<std::size_t>(gradients.communicator().size());
+  const auto& communicator = gradients.communicator();
+  const bool over_nodes = communicator.topology().num_nodes > 1;
+  std::unique_ptr<ScatteredState> scattered;
   std::vector<std::unique_ptr<Copy>> copies;
   for (const auto total : {bytes + gradients.chunk_count() * sizeof(double), bytes}) {
-    if (copies.size() == 1 && !with_second_copy) break;
-    const auto share = round_up((total + ranks - 1) / ranks, page_size());
-    auto region = comm::allocate_shared(gradients.communicator(), share, share);
-    if (region) copies.push_back(std::make_unique<Copy>(std::move(*region), bytes));
+    if (copies.size() == 1 && (!with_second_copy || over_nodes)) break;
+    if (const auto segment = comm::map_segment(communicator, total, 0, unfused)) {
+      std::unique_ptr<Copy> copy;
+      std::string problem;
+      try {
+        if (over_nodes) {
+          scattered = std::make_unique<ScatteredState>(communicator, segment, own_state(gradients, parameters, pages));
+          scattered->reserve_shares();
+        }
+        reserve(*segment, communicator.topology(), pages, bytes, total);
+        copy = std::make_unique<Copy>(segment, bytes);
+        // Without it, all of the state would be read to find what was written, and so take memory.
+        if (over_nodes && !copy->dirty.finds_all()) problem = "/proc/self/pagemap cannot be used";
+      } catch (const Error& error) {
+        problem = error.what();
+      }
+      const auto problems = communicator.all_gather(problem);
+      const auto first = std::ranges::find_if_not(problems, &std::string::empty);
+      if (first == problems.end())
+        copies.push_back(std::move(copy));
+      else if (communicator.rank() == 0)
+        log::warn(str("rank ", first - problems.begin(), ": ", *first, ". Until then ", unfused, "."));
+    }
     if (copies.empty()) return nullptr;
   }
-  return std::unique_ptr<FusedStep>(
-      new FusedStep(gradients, std::move(parameters), states, std::move(copies), std::move(pages), bytes));
+  return std::unique_ptr<FusedStep>(new FusedStep(gradients, std::move(parameters), states, std::move(copies),
+                                                  std::move(pages), bytes, std::move(scattered)));
 }
 
 FusedStep::FusedStep(gradients::FusableGradients& gradients, std::vector<at::Tensor> parameters, int states,
                      std::vector<std::unique_ptr<Copy>> copies, std::vector<std::vector<Pages>> pages,
-                     std::size_t bytes)
+                     std::size_t bytes, std::unique_ptr<ScatteredState> scattered)
     : gradients_(&gradients),
       parameters_(std::move(parameters)),
       states_(states),
       copies_(std::move(copies)),
       bytes_(bytes),
-      pages_(std::move(pages)) {
+      pages_(std::move(pages)),
+      scattered_(std::move(scattered)) {
   const at::NoGradGuard no_grad;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const auto& parameter = parameters_[i];
@@ -157,13 +211,13 @@ FusedStep::FusedStep(gradients::FusableGradients& gradients, std::vector<at::Ten
       for (const auto& pages : pages_[slice.bucket]) {
         const auto offset = pages.first + slice.first_element * parameter.element_size();
         const auto& view = copies_[c]->view;
-        target.shared[c].push_back(copies_[c]->region.region.base + offset);
+        target.shared[c].push_back(copies_[c]->segment->data() + offset);
         target.views[c].push_back(at::from_blob(
             view.get() + offset, parameter.sizes(), gradients.strides(i), [view](void*) {},
             parameter.options().requires_grad(false)));
       }
     // All ranks have equal values, so the first rank of the node copies its values into the shared copy.
-    if (current().region.local_rank == 0) {
+    if (gradients.communicator().topology().local_rank == 0) {
       const auto& view = target.views[0][0];
       const auto values = parameter.strides() == view.strides() ? parameter.detach() : copy_like(view, parameter);
       std::memcpy(target.shared[0][0], values.const_data_ptr(), values.nbytes());
@@ -228,8 +282,8 @@ std::optional<MemorySnapshot> FusedStep::take_snapshot() {
   const bool untouched = !current().dirty.any_written(0, bytes_);
   if (gradients_->communicator().all_reduce(std::int64_t{untouched}, ReduceOp::min) == 0) return {};
   snapshot_held_ = true;
-  const auto& region = current().region;
-  return MemorySnapshot{current().view.get(), bytes_, {region.segment, region.region.base}};
+  const auto& segment = current().segment;
+  return MemorySnapshot{current().view.get(), bytes_, {segment, segment->data()}};
 }
 
 void FusedStep::switch_copies(torch::optim::Optimizer& optimizer) {
@@ -250,16 +304,17 @@ void FusedStep::switch_copies(torch::optim::Optimizer& optimizer) {
 }
 
 /// Returns a hash of the 4 KB pieces of `values` that differ from the shared copy, because the program has written to
-/// `values`; 0 if none differs.
+/// `values`; 0 if none differs. The nodes' copies of scattered state differ, so all of its pieces are hashed.
 std::uint64_t FusedStep::hash_of_written(std::size_t parameter, std::size_t kind, const void* values) const {
   constexpr std::size_t piece = 4096;
   const auto bytes = parameters_[parameter].nbytes();
   const auto* const now = static_cast<const std::byte*>(values);
   const auto* const before = targets_[parameter].shared[current_][kind];
+  const bool all = kind > 0 && scattered_ && !scattered_->is_whole();
   std::uint64_t hash = 0;
   for (std::size_t at = 0; at < bytes; at += piece) {
     const auto n = std::min(piece, bytes - at);
-    if (std::memcmp(now + at, before + at, n) != 0) hash = gradients::hash_of(now + at, n, hash + at);
+    if (all || std::memcmp(now + at, before + at, n) != 0) hash = gradients::hash_of(now + at, n, hash + at);
   }
   return hash;
 }
@@ -283,6 +338,10 @@ void FusedStep::note_written() {
 
 std::uint32_t FusedStep::prepare(torch::optim::Optimizer& optimizer) {
   const at::NoGradGuard no_grad;
+  if (is_writing_)
+    throw Error(ExitCode::user_error, "stepping an optimizer that is fused with the averaging of gradients",
+                "an exception has ended its last step, which may have written a part of the parameters",
+                "Let the exception end the training function; the run resumes from its checkpoint");
   auto rules = next_rules(optimizer, parameters_);
   find_changes();
   std::uint64_t of_all = 0;
@@ -339,25 +398,38 @@ FusedStep::StepResult FusedStep::step(torch::optim::Optimizer& optimizer, double
   }
   const bool checks = check == NumberCheck::during_step && !checks_first;
   if (scales) stepped.scale = std::min(max_norm / (stepped.norm + 1e-6), 1.0);
-  const double scale = stepped.scale / gradients_->communicator().size();
-  gradients_->finish_with([&](const node::BucketReduction::Chunk& chunk, std::span<std::byte* const> gradients) {
-    if (differs()) return;
-    const watch::TraceSpan span("reduce bucket and update", static_cast<std::int64_t>(chunk.bucket));
-    const bool finite = is_float(chunk.bucket) ? step_chunk<float>(chunk, gradients, scale, checks)
-                                               : step_chunk<double>(chunk, gradients, scale, checks);
-    if (checks) chunk_results()[chunk.number] = result_of(finite);
-  });
+  const double scale = stepped.scale / gradients_->divisor();
+  is_writing_ = true;
+  gradients_->finish_with(
+      {.on_chunk =
+           [&](const node::BucketReduction::Chunk& chunk, std::span<std::byte* const> gradients) {
+             if (differs()) return;
+             const watch::TraceSpan span("reduce bucket and update", static_cast<std::int64_t>(chunk.bucket));
+             const bool finite = is_float(chunk.bucket) ? step_chunk<float>(chunk, gradients, scale, checks)
+                                                        : step_chunk<double>(chunk, gradients, scale, checks);
+             if (checks) chunk_results()[chunk.number] = result_of(finite);
+           },
+       .result = [&](const node::BucketReduction::Chunk& chunk) -> std::shared_ptr<std::byte> {
+         if (differs()) return nullptr;
+         const auto& segment = copies_[next()]->segment;
+         const auto element = is_float(chunk.bucket) ? sizeof(float) : sizeof(double);
+         return {segment, segment->data() + pages_[chunk.bucket][0].first + chunk.first * element};
+       }});
   // A rank that has abandoned the averaging averages its chunks but neither steps nor copies them. So the step is
   // dropped: values that the program has written stay in the view until the next step.
   stepped.ranks_differ = differs();
-  if (abandoned() || stepped.ranks_differ) return stepped;
-  stepped.has_bad_number =
-      checks && !std::ranges::all_of(chunk_results(), [](double result) { return std::isfinite(result); });
+  if (abandoned() || stepped.ranks_differ) {
+    is_writing_ = false;
+    return stepped;
+  }
+  stepped.has_bad_number = checks && !std::isfinite(sum_of_results());
   for (std::size_t i = 0; i < targets_.size(); ++i)
     if (gradients_->user_count(i) > 0)
       record_step(optimizer, parameters_[i], targets_[i].rule, std::span(targets_[i].views[next()]).subspan(1));
   if (snapshot_held_) switch_copies(optimizer);
   show();
+  if (scattered_) scattered_->note_step();
+  is_writing_ = false;
   return stepped;
 }
 
@@ -374,7 +446,12 @@ bool FusedStep::abandoned() const {
   return false;
 }
 
-void FusedStep::release(torch::optim::Optimizer& optimizer) const {
+void FusedStep::gather_state() {
+  if (scattered_) scattered_->gather();
+}
+
+void FusedStep::release(torch::optim::Optimizer& optimizer) {
+  gather_state();
   const auto* const begin = current().view.get();
   replace_state(optimizer, [&](const at::Tensor& state) {
     const auto* const data = static_cast<const std::byte*>(state.const_data_ptr());
@@ -383,20 +460,29 @@ void FusedStep::release(torch::optim::Optimizer& optimizer) const {
 }
 
 std::span<double> FusedStep::chunk_results() const {
-  return {reinterpret_cast<double*>(copies_[0]->region.region.base + bytes_), gradients_->chunk_count()};
+  return {reinterpret_cast<double*>(copies_[0]->segment->data() + bytes_), gradients_->chunk_count()};
 }
 
-/// Returns the sum of squares of all averages, added in the order of chunks, so that every rank gets the same bits. If
-/// `squares` is false, returns 0 if all averages are finite, else NaN.
+/// Adds in the order of chunks, and of nodes, so that every rank gets the same bits.
+double FusedStep::sum_of_results() const {
+  const double here = std::accumulate(chunk_results().begin(), chunk_results().end(), 0.0);
+  const auto& communicator = gradients_->communicator();
+  if (!scattered_) return here;
+  return communicator.all_reduce(communicator.topology().local_rank == 0 ? here : 0.0);
+}
+
+/// Returns the sum of squares of all averages. If `squares` is false, returns 0 if all averages are finite, else NaN.
+/// The result is of no use if a rank has abandoned the averaging.
 double FusedStep::check_averages(bool squares) {
-  const double scale = 1.0 / gradients_->communicator().size();
-  gradients_->finish_with([&](const node::BucketReduction::Chunk& chunk, std::span<std::byte* const> gradients) {
-    const watch::TraceSpan span("reduce bucket", static_cast<std::int64_t>(chunk.bucket));
-    chunk_results()[chunk.number] = is_float(chunk.bucket)
-                                        ? check_chunk<float>(gradients, chunk.count, scale, squares)
-                                        : check_chunk<double>(gradients, chunk.count, scale, squares);
-  });
-  return std::accumulate(chunk_results().begin(), chunk_results().end(), 0.0);
+  const double scale = 1.0 / gradients_->divisor();
+  gradients_->finish_with(
+      {.on_chunk = [&](const node::BucketReduction::Chunk& chunk, std::span<std::byte* const> gradients) {
+        const watch::TraceSpan span("reduce bucket", static_cast<std::int64_t>(chunk.bucket));
+        chunk_results()[chunk.number] = is_float(chunk.bucket)
+                                            ? check_chunk<float>(gradients, chunk.count, scale, squares)
+                                            : check_chunk<double>(gradients, chunk.count, scale, squares);
+      }});
+  return abandoned() ? 0 : sum_of_results();
 }
 
 bool FusedStep::is_float(std::size_t bucket) const {

@@ -7,16 +7,20 @@
 // private pages. The next step reads the private pages, writes the results to the shared copy and drops the pages; so
 // all ranks must have written the same values.
 //
-// For saving in the background there may be two shared copies, each with a view. After take_snapshot(), the current
-// copy may be read until the next take_snapshot(): the next step reads it, writes the other copy and makes the module
-// use the other one. It writes past the caches, so it moves as much memory as a step in place.
+// Over several nodes, each node has such a copy. A node updates its share of the parameters, which is then gathered
+// into the copies of all nodes. It keeps the same share of the state (scattered_state.hpp).
+//
+// For saving in the background there may be two shared copies on one node, each with a view. After take_snapshot(), the
+// current copy may be read until the next take_snapshot(): the next step reads it, writes the other copy and makes the
+// module use the other one. It writes past the caches, so it moves as much memory as a step in place.
 #pragma once
 
-#include "comm/shared_memory.hpp"
 #include "gradients/exchange.hpp"
 #include "node/bucket_reduction.hpp"
+#include "node/shared_segment.hpp"
 #include "optim/dirty_pages.hpp"
 #include "optim/memory_snapshot.hpp"
+#include "optim/scattered_state.hpp"
 #include "optim/update_rules.hpp"
 
 #include <cstddef>
@@ -38,8 +42,9 @@ class FusedStep {
   static bool fits(const std::vector<at::Tensor>& parameters);
 
   /// Moves the parameters into the shared copy; they must be the exchange's parameters, in its order. Returns null if
-  /// there is no memory for the copy. `states`: number of state tensors per parameter. `with_second_copy`: makes a
-  /// second copy as well, if there is memory. Collective.
+  /// there is no memory for the copy or, over several nodes, if the kernel does not tell which pages were written.
+  /// `states`: number of state tensors per parameter. `with_second_copy`: on one node, makes a second copy as well, if
+  /// there is memory. Collective.
   static std::unique_ptr<FusedStep> make(gradients::FusableGradients& gradients, std::vector<at::Tensor> parameters,
                                          int states, bool with_second_copy);
 
@@ -52,7 +57,7 @@ class FusedStep {
   /// Determines the optimizer's next step and finds what the program has written to parameters and state since the last
   /// step. Call it before this rank gives its gradients to the exchange: from then on, other ranks may write to the
   /// shared copy. Returns a word for FusableGradients::set_check_word(), a hash of both; equal on all ranks if both
-  /// are.
+  /// are. Throws an Error if an exception has ended the last step.
   std::uint32_t prepare(torch::optim::Optimizer& optimizer);
   /// Call it before each backward() after the first if a step averages several. If the program has written to
   /// parameters since the last step, their present values become part of the next word.
@@ -90,22 +95,30 @@ class FusedStep {
   /// nobody may read it after that. Returns nothing if there is only one copy, or if any rank has written to its view
   /// since the last step. Collective.
   std::optional<MemorySnapshot> take_snapshot();
-  /// Gives the optimizer a copy of its state in memory of this process, for steps that are not fused.
-  void release(torch::optim::Optimizer& optimizer) const;
+  /// Over several nodes: makes the optimizer's whole state readable on this rank, until the next step. Collective.
+  void gather_state();
+  /// Gives the optimizer a copy of its state in memory of this process, for steps that are not fused. Collective.
+  void release(torch::optim::Optimizer& optimizer);
 
  private:
   struct Pages;
   struct Target;
   /// A copy that the ranks of the node share, and this rank's private view of it.
   struct Copy {
-    Copy(comm::SharedRegion region, std::size_t bytes);
-    comm::SharedRegion region;
+    Copy(std::shared_ptr<node::SharedSegment> segment, std::size_t bytes);
+    std::shared_ptr<node::SharedSegment> segment;
     std::shared_ptr<std::byte> view;
     DirtyPages dirty;
   };
 
   FusedStep(gradients::FusableGradients& gradients, std::vector<at::Tensor> parameters, int states,
-            std::vector<std::unique_ptr<Copy>> copies, std::vector<std::vector<Pages>> pages, std::size_t bytes);
+            std::vector<std::unique_ptr<Copy>> copies, std::vector<std::vector<Pages>> pages, std::size_t bytes,
+            std::unique_ptr<ScatteredState> scattered);
+  static void reserve(node::SharedSegment& segment, const Topology& topology,
+                      const std::vector<std::vector<Pages>>& pages, std::size_t bytes, std::size_t total);
+  static std::vector<ScatteredState::Chunk> own_state(const gradients::FusableGradients& gradients,
+                                                      const std::vector<at::Tensor>& parameters,
+                                                      const std::vector<std::vector<Pages>>& pages);
   std::vector<Pages>& pages_of(std::size_t parameter);
   void drop_changed();
   void show();
@@ -117,6 +130,8 @@ class FusedStep {
   double check_averages(bool squares);
   /// One number per chunk, in shared memory behind the parameters and state. The rank that processes a chunk writes it.
   std::span<double> chunk_results() const;
+  /// Returns their sum over all nodes. Collective.
+  double sum_of_results() const;
   /// True if an exception has made another rank abandon the averaging.
   bool abandoned() const;
   bool differs() const;
@@ -139,7 +154,10 @@ class FusedStep {
       false;  ///< true if take_snapshot() was called since the last step: the step must not write this copy
   /// [buckets of the exchange][kinds of tensors: the parameters, then each state tensor].
   std::vector<std::vector<Pages>> pages_;
-  std::vector<Target> targets_;  ///< [parameters]
+  std::vector<Target> targets_;                ///< [parameters]
+  std::unique_ptr<ScatteredState> scattered_;  ///< null on one node
+  /// True while a step writes, and after an exception has ended it: parameters may be of two steps.
+  bool is_writing_ = false;
 };
 
 }  // namespace muster::detail::optim

@@ -251,6 +251,7 @@ class Step final : public OptimizerStep, public SnapshotSource, public gradients
   ~Step() override {
     if (snapshot_sources_) std::erase(*snapshot_sources_, this);
     if (last_rates_) (*last_rates_)[rates_number_].clear();
+    fused_.reset();  // so that on_unfused() finds nothing to do
     if (const auto reducer = reducer_.lock(); reducer && reducer->is_fused_with(this)) reducer->set_fused(nullptr);
   }
 
@@ -269,7 +270,8 @@ class Step final : public OptimizerStep, public SnapshotSource, public gradients
       auto parameters = reducer->dense_parameters();
       std::size_t bytes = 0;
       for (const auto& parameter : parameters) bytes += parameter.nbytes();
-      const bool gains = options_.fuse == Fuse::always || bytes >= least_bytes;
+      const bool one_node = gradients->communicator().topology().num_nodes == 1;
+      const bool gains = options_.fuse == Fuse::always || (bytes >= least_bytes && one_node);
       if (gains && owns(optimizer, parameters) && FusedStep::fits(parameters)) {
         // A fused optimizer's views of the parameters must go before shares_memory() looks.
         reducer->set_fused(nullptr);
@@ -309,11 +311,17 @@ class Step final : public OptimizerStep, public SnapshotSource, public gradients
 
   // The optimizer's state stays where it is, in this rank's private mapping of the shared copy. Without fused steps no
   // other rank writes to that copy any more.
-  void on_unfused() noexcept override { fused_.reset(); }
+  void on_unfused() override {
+    gather_state();
+    fused_.reset();
+  }
   void on_second_round() override {
     if (fused_ && !gradients_.expired()) fused_->note_written();
   }
 
+  void gather_state() override {
+    if (fused_) fused_->gather_state();
+  }
   double grad_norm() const noexcept override { return grad_norm_; }
   bool fused() const noexcept override { return fused_ != nullptr; }
   std::int64_t skipped_steps() const noexcept override { return numbers_.skipped(); }
@@ -354,6 +362,7 @@ class Step final : public OptimizerStep, public SnapshotSource, public gradients
     if (fused_ && reducer) {
       step_fused(optimizer, *reducer);
     } else {
+      gather_state();  // of a fused optimizer whose model is gone
       const auto parameters = parameters_of(optimizer);
       gradients::fetch_averages(parameters);
       std::optional<double> norm;
@@ -511,6 +520,8 @@ at::Tensor Prepared::take_step(torch::optim::Optimizer& optimizer, const Closure
                                const std::function<at::Tensor(Closure)>& plain) {
   return step_->step(optimizer, closure, plain);
 }
+
+void Prepared::gather_state() { step_->gather_state(); }
 
 void Prepared::average_gradients_of(torch::optim::Optimizer& optimizer) { step_->average_gradients(optimizer); }
 

@@ -27,6 +27,8 @@ class OptimizerStep {
                           const std::function<at::Tensor(Closure)>& plain) = 0;
   /// Makes .grad hold the averages. Collective.
   virtual void average_gradients(torch::optim::Optimizer& optimizer) = 0;
+  /// Makes the optimizer's whole state readable on this rank, until the next step. Collective.
+  virtual void gather_state() = 0;
   virtual double grad_norm() const noexcept = 0;
   virtual bool fused() const noexcept = 0;
   virtual std::int64_t skipped_steps() const noexcept = 0;

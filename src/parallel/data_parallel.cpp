@@ -162,6 +162,7 @@ void DataParallel::save(const std::filesystem::path& folder, const StateEntries&
   const auto path = state_->folder(folder);
   checkpoint::CheckpointContents contents{.position_json =
                                               state::to_json({.epoch_complete = false, .epoch_counted = false})};
+  state::gather(state);
   comm::run_on_all(state_->ranks, [&] {
     if (state_->ranks.rank() == 0) {
       require_own_folder(path);

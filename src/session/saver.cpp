@@ -93,6 +93,7 @@ Checkpoint Saver::save(const Contents& what) {
                                           .directory = {},
                                           .metrics = what.row,
                                           .metadata = resolved_.options.metadata};
+  if (what.entries != nullptr) state::gather(*what.entries);
   comm::run_on_all(workers_.control, [&] {
     if (workers_.is_first()) run_.require_not_replaced();
     const auto position = training_position(!what.row.empty());

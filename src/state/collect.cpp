@@ -137,6 +137,10 @@ void require_own_weights(const StateEntries& entries) {
                     "End the scope of EMA::apply() before the report");
 }
 
+void gather(const StateEntries& entries) {
+  for (const auto& [name, entry] : entries) entry.object()->gather();
+}
+
 StateDict collect(const StateEntries& entries) {
   check_names(entries);
   const auto parameters = parameter_paths(entries);

@@ -26,6 +26,9 @@ std::string weights_path(const std::string& parameter);
 /// order of the entries.
 ParameterPaths parameter_paths(const StateEntries& entries);
 
+/// Makes the state of all entries whole on this rank, for collect(). Collective.
+MUSTER_INTERNAL_API void gather(const StateEntries& entries);
+
 /// Returns the state of all entries. Paths of tensors begin with the entry's name, and every entry has a JSON key, its
 /// name. Tensors share the objects' memory. A module has its parameters and buffers by name. An optimizer has its
 /// options per group, and its state under the paths of the parameters: "optimizer/model/fc.weight/exp_avg". Throws an

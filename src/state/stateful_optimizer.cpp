@@ -4,6 +4,7 @@
 // state.
 #include "base/text.hpp"
 #include "muster/error.hpp"
+#include "muster/optimizer.hpp"
 #include "optim/fields.hpp"
 #include "state/copy.hpp"
 #include "state/stateful.hpp"
@@ -126,6 +127,10 @@ class StatefulOptimizer : public Stateful {
     }
     out.values = {{"kind", kind_}, {"param_groups", std::move(groups)}, {"state", std::move(states)}};
     return out;
+  }
+
+  void gather() override {
+    if (auto* const prepared = dynamic_cast<detail::optim::Prepared*>(optimizer_)) prepared->gather_state();
   }
 
   void compare(const StateDict& saved, const ParameterPaths& parameters, Differences& differences) const override {

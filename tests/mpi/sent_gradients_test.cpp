@@ -1,15 +1,27 @@
-// Gradients that cross nodes are sent from where backward() has made them, and the averages are received there. MPI's
-// functions are replaced by ones that note addresses.
+// Gradients that cross nodes are sent from where backward() has made them, and the averages are received there. With a
+// fused optimizer, parameters are received where the module reads them, and state exists once in the job. MPI's
+// functions are replaced by ones that note addresses and can fail.
+#include "base/page_size.hpp"
+#include "comm/on_ranks.hpp"
 #include "muster/comm_hooks.hpp"
+#include "muster/error.hpp"
+#include "muster/optimizer.hpp"
+#include "optim/optimizer_step.hpp"
 #include "support/prepared.hpp"
 
 #include <gtest/gtest.h>
 #include <mpi.h>
+#include <sys/mman.h>
 #include <torch/nn.h>
+#include <torch/optim.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
+#include <cstdint>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,6 +35,7 @@ struct Message {
 
 std::mutex mutex;
 std::vector<Message> sent, received;
+std::optional<Message> sendable;  ///< sends of more than 4 KB from elsewhere fail
 
 void note(std::vector<Message>& messages, const void* data, int count, MPI_Datatype type) {
   int size = 0;
@@ -37,6 +50,9 @@ void note(std::vector<Message>& messages, const void* data, int count, MPI_Datat
 extern "C" {
 int MPI_Isend(const void* data, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm, MPI_Request* request) {
   note(sent, data, count, type);
+  const auto [from, bytes] = sent.back();
+  if (sendable && bytes > 4096 && (from < sendable->data || from >= sendable->data + sendable->bytes))
+    return MPI_ERR_OTHER;
   return PMPI_Isend(data, count, type, to, tag, comm, request);
 }
 int MPI_Irecv(void* data, int count, MPI_Datatype type, int from, int tag, MPI_Comm comm, MPI_Request* request) {
@@ -49,6 +65,13 @@ namespace muster::detail::gradients::sent_gradients_test {
 namespace {
 
 using test::world;
+namespace nn = torch::nn;
+
+void forget_messages() {
+  const std::lock_guard lock(mutex);
+  sent.clear();
+  received.clear();
+}
 
 /// Bytes of the messages that lie inside one of the gradients, and of all others.
 struct Counts {
@@ -86,11 +109,7 @@ TEST(SentGradients, AreNotCopied) {
     const auto loss = [&] { return net->forward(test::values({2, 32, 5, 5}, step)).square().mean(); };
     const auto want = test::mean_over_ranks(torch::autograd::grad({loss()}, {weights[1]})[0]);
     net->zero_grad();
-    {
-      const std::lock_guard lock(mutex);
-      sent.clear();
-      received.clear();
-    }
+    forget_messages();
     loss().backward();
     std::vector<at::Tensor> gradients;
     for (const auto& weight : weights) gradients.push_back(weight.grad());
@@ -138,6 +157,88 @@ TEST(SentGradients, OfSixteenBitsAreHalfOfTheBytes) {
       EXPECT_TRUE(((net->weight.grad() - want).abs() <= 2 * epsilon * size + 1e-6).all().item<bool>()) << step;
       test::expect_same_bits_everywhere(net->weight.grad(), "the weight");
     }
+  }
+}
+
+/// A model with one large weight, and a fused Adam.
+struct Fused {
+  static constexpr std::int64_t width = 1536;
+  nn::Linear net{nn::LinearOptions(width, width).bias(false)};
+  test::Preparation prepare;
+  std::shared_ptr<PreparedModel> prepared = prepare(net.ptr());
+  std::optional<PreparedOptimizer<torch::optim::Adam>> optimizer;
+
+  Fused() {
+    torch::optim::Adam own(net->parameters(), 1e-3);
+    auto step = optim::make_optimizer_step(own, {prepared}, {.fuse = Fuse::always});
+    optimizer.emplace(std::move(own), std::move(step));
+    EXPECT_TRUE(optimizer->fused());
+  }
+  void backward(int number) {
+    optimizer->zero_grad();
+    net->forward(test::values({2, width}, number)).square().mean().backward();
+  }
+  at::Tensor moment() {
+    auto& state = *optimizer->state().at(net->weight.unsafeGetTensorImpl());
+    return static_cast<torch::optim::AdamParamState&>(state).exp_avg();
+  }
+};
+
+/// Bytes of the tensor's whole pages that are in memory, in this process or in the shared copy that it shows.
+double bytes_in_memory(const at::Tensor& tensor) {
+  std::vector<unsigned char> pages(tensor.nbytes() / page_size());
+  EXPECT_EQ(::mincore(tensor.mutable_data_ptr(), pages.size() * page_size(), pages.data()), 0);
+  return static_cast<double>(page_size() * std::ranges::count_if(pages, [](auto page) { return (page & 1) != 0; }));
+}
+
+TEST(AFusedStepOverNodes, SendsGradientsFromWhereTheyLieAndKeepsAShareOfTheState) {
+  Fused fused;
+  const auto nodes = static_cast<double>(world().size());
+  const auto bytes = static_cast<double>(fused.net->weight.nbytes());
+  const auto each_way = bytes * (nodes - 1) / nodes;
+  const double chunks = bytes / (1 << 20) + 1, rounding = chunks * 2 * static_cast<double>(page_size());
+  for (int step = 0; step < 3; ++step) {
+    forget_messages();
+    fused.backward(step);
+    // Gradients are sent during backward(). That they are not sent again, unless they are changed, is seen below.
+    EXPECT_GT(count(sent, {fused.net->weight.grad()}).inside, 0u) << "step " << step;
+    fused.optimizer->step();
+    const std::vector gradient{fused.net->weight.grad()};
+    const auto out = count(sent, gradient), in = count(received, gradient);
+    // Gradients leave, and parameters leave and arrive; beside them only notes.
+    EXPECT_NEAR(static_cast<double>(out.inside), each_way, 64.0 * chunks * nodes) << "step " << step;
+    EXPECT_NEAR(static_cast<double>(out.outside), each_way, 64e3) << "step " << step;
+    EXPECT_EQ(in.inside, 0u);
+    EXPECT_NEAR(static_cast<double>(in.outside), 2 * each_way, 64e3) << "step " << step;
+    EXPECT_NEAR(bytes_in_memory(fused.moment()), bytes / nodes, rounding) << "step " << step;
+    test::expect_same_bits_everywhere(fused.net->weight, "the weight");
+    if (step == 2) continue;
+    fused.optimizer->gather_state();
+    EXPECT_NEAR(bytes_in_memory(fused.moment()), bytes, rounding);
+    test::expect_same_bits_everywhere(fused.moment(), "the state");
+  }
+}
+
+TEST(AFusedStepOverNodes, IsNotTakenOnceAnExceptionHasEndedOne) {
+  Fused fused;
+  fused.backward(0);
+  fused.optimizer->step();
+  fused.backward(1);
+  // Rank 0 cannot send the first parameters that it has updated.
+  const auto& gradient = fused.net->weight.grad();
+  if (world().rank() == 0) sendable = {static_cast<const std::byte*>(gradient.const_data_ptr()), gradient.nbytes()};
+  using namespace std::chrono_literals;
+  const auto failure =
+      comm::attempt_on_all(test::averaging_ranks(), {.done = 60s, .failed = 60s}, [&] { fused.optimizer->step(); });
+  sendable.reset();
+  ASSERT_TRUE(failure);
+  fused.backward(2);
+  try {
+    fused.optimizer->step();
+    ADD_FAILURE() << "parameters may be of two steps";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("an exception has ended its last step"), std::string::npos)
+        << error.what();
   }
 }
 

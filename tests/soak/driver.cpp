@@ -1,5 +1,6 @@
 #include "soak/driver.hpp"
 
+#include "comm/make_world.hpp"
 #include "comm/mpi_scope.hpp"
 #include "comm/timeout.hpp"
 #include "support/folder.hpp"
@@ -48,6 +49,15 @@ Selection choose(int argc, char** argv) {
 }
 
 }  // namespace
+
+Communicator on_nodes(const Communicator& world, const std::function<int(int)>& node_of) {
+  detail::comm::Placement placement;
+  for (int r = 0; r < world.size(); ++r) {
+    placement.node_of_rank.push_back(node_of(r));
+    placement.hosts.push_back(std::to_string(node_of(r)));
+  }
+  return detail::comm::make_world(world, std::move(placement));
+}
 
 int drive(int argc, char** argv, const std::string& name, const std::function<Play(const Communicator& world)>& begin) {
   const auto selection = choose(argc, argv);

@@ -26,6 +26,9 @@ struct Round {
 /// Plays the program of a round on all ranks. Returns this rank's description of what is wrong; empty if nothing is.
 using Play = std::function<std::string(const Round& round)>;
 
+/// Returns a communicator whose ranks are told that they are on the nodes `node_of` names. Collective.
+Communicator on_nodes(const Communicator& world, const std::function<int(int rank)>& node_of);
+
 /// The main function of the generator `name`. `begin` is called once on all ranks; objects that it makes for all
 /// programs live as long as the Play that it returns. For each program that fails, prints the command that plays it
 /// again. Returns 1 if any program failed. An exception from a program ends all ranks.

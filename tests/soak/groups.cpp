@@ -4,7 +4,6 @@
 // Every rank computes from the seed what each rank contributes. Expected results are computed in double precision or in
 // 64-bit integers. Ends with 1 if a tensor differs, and prints the command that repeats the program. A program that
 // ends with an error or does not end also ends the programs after it; the last line says which one it was.
-#include "comm/make_world.hpp"
 #include "muster/error.hpp"
 #include "muster/process_group.hpp"
 #include "soak/dice.hpp"
@@ -45,15 +44,6 @@ struct Group {
 
   int size() const { return static_cast<int>(ranks.size()); }
 };
-
-Communicator on_nodes(const Communicator& world, const std::function<int(int)>& node_of) {
-  detail::comm::Placement placement;
-  for (int r = 0; r < world.size(); ++r) {
-    placement.node_of_rank.push_back(node_of(r));
-    placement.hosts.push_back(std::to_string(node_of(r)));
-  }
-  return detail::comm::make_world(world, std::move(placement));
-}
 
 /// Collective.
 std::vector<Group> make_groups(const Communicator& world) {

@@ -152,6 +152,9 @@ std::string play(const Round& round, const Communicator& world) {
 int main(int argc, char** argv) {
   using namespace muster;
   return soak::drive(argc, argv, "storm", [](const Communicator& world) {
-    return [&world](const soak::Round& round) { return soak::play(round, world); };
+    // Ranks on one node, each on a node of its own, and two on each node but the first.
+    const std::vector worlds{world, soak::on_nodes(world, [](int rank) { return rank; }),
+                             soak::on_nodes(world, [](int rank) { return (rank + 1) / 2; })};
+    return [worlds](const soak::Round& round) { return soak::play(round, worlds[round.seed % worlds.size()]); };
   });
 }
