@@ -43,6 +43,11 @@ void ChunkCache::keep(const Key& key, Chunk chunk, std::size_t bytes, std::int64
   take(kept_.begin(), taken);
 }
 
+bool ChunkCache::has_room(std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  return used_ + bytes <= limit_;
+}
+
 std::list<ChunkCache::Kept> ChunkCache::take_all() {
   const std::lock_guard lock(mutex_);
   used_ = 0;
