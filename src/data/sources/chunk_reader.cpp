@@ -145,8 +145,10 @@ bool ChunkReader::use_kept(const WantedChunk& wanted, std::size_t i, const Chunk
       return true;
     }
   const auto chunk = keeps_ ? decoding_.cache.find({this, wanted.number}, wanted.taken) : nullptr;
-  if (chunk) use.copy(i, chunk.get());
-  return chunk != nullptr;
+  if (!chunk) return false;
+  use.copy(i, chunk.get());
+  if (wanted.is_over && !has_come(wanted.number)) decoding_.cache.drop_taken({this, wanted.number});
+  return true;
 }
 
 void ChunkReader::read_missing(const File& bytes, std::span<const WantedChunk> wanted,
@@ -251,30 +253,31 @@ bool ChunkReader::decode_for_node(const File& bytes, const ChunkToDecode& chunk,
   return true;
 }
 
-/// True if the chunk has gone to a batch in one piece before.
+/// True if the chunk has been read in order before.
 bool ChunkReader::has_come(std::int64_t number) {
   const std::lock_guard lock(mutex_);
-  whole_.resize(static_cast<std::size_t>(std::min(places_.count(), ChunkPlaces::most_of_dataset)));
-  if (std::cmp_greater_equal(number, whole_.size())) return false;
-  auto&& chunk = whole_[static_cast<std::size_t>(number)];
+  come_.resize(static_cast<std::size_t>(std::min(places_.count(), ChunkPlaces::most_of_dataset)));
+  if (std::cmp_greater_equal(number, come_.size())) return false;
+  auto&& chunk = come_[static_cast<std::size_t>(number)];
   const bool before = chunk;
   chunk = true;
   return before;
 }
 
-/// Decodes a chunk for this rank alone. `keep`: in its cache. One that goes to a batch in one piece is kept only when
-/// it comes again: to copy it takes long beside fast codecs, and many data are read once.
+/// Decodes a chunk for this rank alone. `keep`: in its cache. One that is read in order stays only when it comes again:
+/// fresh memory takes long beside fast codecs, and many data are read once.
 void ChunkReader::decode_for_rank(const File& bytes, const ChunkToDecode& chunk, bool keep) {
   thread_local hdf5::Buffer not_kept;
+  const auto& wanted = chunk.wanted;
   auto* const whole = chunk.use->whole(chunk.i, chunk_bytes_);
-  if (whole != nullptr && (!keep || !has_come(chunk.wanted.number) || !decoding_.cache.has_room(chunk_bytes_)))
-    return decode(bytes, chunk, {whole, chunk_bytes_});
+  if (keep && (whole != nullptr || (wanted.is_over && wanted.taken == wanted.rows)))
+    keep = has_come(wanted.number) && decoding_.cache.has_room(chunk_bytes_);
+  if (whole != nullptr && !keep) return decode(bytes, chunk, {whole, chunk_bytes_});
   const auto kept = keep ? decoding_.cache.new_chunk(chunk_bytes_) : nullptr;
   const auto decoded = kept ? std::span(kept.get(), chunk_bytes_) : not_kept.take(chunk_bytes_);
   if (kept) map_pages(decoded);
   decode(bytes, chunk, decoded);
   chunk.use->copy(chunk.i, decoded.data());
-  const auto& wanted = chunk.wanted;
   if (kept) decoding_.cache.keep({this, wanted.number}, kept, chunk_bytes_, wanted.rows, wanted.taken);
 }
 

@@ -52,6 +52,7 @@ struct ChunkDecoding {
 struct WantedChunk {
   std::int64_t number = 0;
   std::int64_t rows = 0, taken = 0;  ///< all of its rows, and how many this read takes
+  bool is_over = false;              ///< the last ones are taken, in order: a pass in order has no more of it
 };
 
 /// What to do with the chunks of a read; `i` is the place of the chunk among the wanted ones. Several threads may call
@@ -127,7 +128,7 @@ class ChunkReader {
   bool keeps_ = true;
   std::atomic<std::int64_t> next_ = -1;  ///< the chunk after those of the last read
   std::mutex mutex_;
-  std::vector<bool> whole_;           ///< of the first chunks: it has gone to a batch in one piece
+  std::vector<bool> come_;            ///< of the first chunks: it has been read in order
   std::optional<std::size_t> group_;  ///< in NodeChunks; none if the chunks are not encoded
 };
 

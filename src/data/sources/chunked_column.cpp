@@ -71,7 +71,11 @@ void ChunkedColumn::read(const File& bytes, std::span<const RowDestination> want
   for (std::size_t begin = 0, end = 0; begin < wanted.size(); begin = end) {
     const auto row_of_chunks = wanted[begin].row / per_chunk;
     while (end < wanted.size() && wanted[end].row / per_chunk == row_of_chunks) ++end;
-    each_chunk(row_of_chunks, static_cast<std::int64_t>(end - begin), [&](const WantedChunk& chunk) {
+    const auto taken = static_cast<std::int64_t>(end - begin);
+    const auto last = wanted[end - 1].row;
+    const bool is_in_order = taken > 1 && last - wanted[begin].row == taken - 1;
+    each_chunk(row_of_chunks, taken, [&](WantedChunk chunk) {
+      chunk.is_over = is_in_order && last % per_chunk == chunk.rows - 1;
       use.chunks.push_back(chunk);
       use.rows.push_back(wanted.subspan(begin, end - begin));
       if (use.chunks.size() == most_chunks) read();
