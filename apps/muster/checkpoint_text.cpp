@@ -88,12 +88,6 @@ bool is_checkpoint(const std::filesystem::path& folder) {
   return std::filesystem::exists(folder / "manifest.json", ignored) || name_of(folder).starts_with("checkpoint_");
 }
 
-bool is_zarr_store(const std::filesystem::path& folder) {
-  std::error_code none;
-  return std::filesystem::exists(folder / "zarr.json", none) || std::filesystem::exists(folder / ".zgroup", none) ||
-         std::filesystem::exists(folder / ".zarray", none);
-}
-
 bool is_run(const std::filesystem::path& folder) {
   std::error_code error;
   for (std::filesystem::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {

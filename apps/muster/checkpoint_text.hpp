@@ -18,8 +18,6 @@ Json to_json(const CheckpointInfo& info, bool verified);
 /// True if `path` is a folder; throws an Error (ExitCode::data) if this cannot be determined.
 bool is_folder(const std::filesystem::path& path);
 bool is_checkpoint(const std::filesystem::path& folder);
-/// True for a folder with metadata of Zarr.
-bool is_zarr_store(const std::filesystem::path& folder);
 bool is_run(const std::filesystem::path& folder);
 bool is_sweep(const std::filesystem::path& folder);
 

@@ -184,7 +184,10 @@ void follow(const std::filesystem::path& path) {
 }
 
 void inspect(const std::string& path, bool json, bool measures) {
-  if (!is_folder(path) || is_zarr_store(path)) return inspect_dataset(path, json, measures);
+  std::error_code none;
+  const auto has = [&](const char* file) { return std::filesystem::exists(std::filesystem::path(path) / file, none); };
+  const bool is_store = has("zarr.json") || has(".zgroup") || has(".zarray");  // of Zarr
+  if (!is_folder(path) || is_store) return inspect_dataset(path, json, measures);
   if (measures)
     throw Error(ExitCode::usage, "measuring " + path, "it is a folder, and only datasets are measured",
                 "Name one, as in train.h5, or leave --measure out");

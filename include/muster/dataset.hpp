@@ -113,13 +113,14 @@ struct DatasetOptions {
   /// Bytes of memory for values that must be decoded or converted, on every rank that reads them. Must be the same on
   /// all ranks. If all decoded chunks fit, the ranks of a node keep them once, in /dev/shm, instead of once per rank:
   /// see Dataset. Contiguous columns and chunks without filters need none: they are read directly from the file.
-  /// Decoded chunks are kept as long as there is room; the one that was used least recently goes first. If a column of
-  /// such chunks does not fit, BatchOptions::shuffle takes an order that reads each chunk once. Columns that HDF5 must
-  /// convert (numbers of fewer bits than their bytes have, say) or decode (a filter that muster does not know) are read
-  /// once, whole, and kept if they fit. Beyond that HDF5 keeps chunks, and reads values without chunks batch by batch,
-  /// slowly in a random order. If the files are larger than the memory of the node or of the job's control group,
-  /// BatchOptions::shuffle reads encoded chunks of 64 KB or more past the page cache. Until they are decoded they take
-  /// up to max(cache_bytes / 4, 64 MB) beside cache_bytes. Memory comes in blocks of up to 16 MB per size of chunks.
+  /// Decoded chunks are kept as long as there is room; the one that was used least recently goes first. A chunk that
+  /// is read in order, or whole by a batch, stays only when it comes again. If a column of such chunks does not fit,
+  /// BatchOptions::shuffle takes an order that reads each chunk once. Columns that HDF5 must convert (numbers of fewer
+  /// bits than their bytes have, say) or decode (a filter that muster does not know) are read once, whole, and kept if
+  /// they fit. Beyond that HDF5 keeps chunks, and reads values without chunks batch by batch, slowly in a random order.
+  /// If the files are larger than the memory of the node or of the job's control group, BatchOptions::shuffle reads
+  /// encoded chunks of 64 KB or more past the page cache. Until they are decoded they take up to max(cache_bytes / 4,
+  /// 64 MB) beside cache_bytes. Memory comes in blocks of up to 16 MB per size of chunks.
   std::int64_t cache_bytes = std::int64_t{1} << 30;
 };
 

@@ -76,6 +76,21 @@ PlainPass chunk_pass(const Hdf5Group& group, const std::vector<std::string>& col
   };
 }
 
+std::vector<std::filesystem::path> copy_one(const std::vector<std::filesystem::path>& inputs,
+                                            const std::filesystem::path& output, const ConvertOptions& options,
+                                            bool is_store) {
+  if (inputs.size() != 1)
+    throw Error(
+        ExitCode::usage, "converting to " + output.string(),
+        detail::str(inputs.size(), " inputs are given, and one ", is_store ? "Zarr store" : "HDF5 file", " is copied"),
+        is_store ? "Name one, as STORE.zarr or STORE.zarr:/group" : "Name one, as FILE.h5 or FILE.h5:/group");
+  const auto path = hdf5::GroupPath(inputs.front().string()).path;
+  if (std::filesystem::exists(path) && detail::zarr::is_store(path) != is_store)
+    throw Error(ExitCode::data, "reading " + path, is_store ? "it is no Zarr store" : "it is a Zarr store",
+                is_store ? "`muster convert h5` copies HDF5 files" : "`muster convert zarr` copies those");
+  return detail::convert::copy_columns(inputs.front(), output, options);
+}
+
 }  // namespace
 
 std::vector<std::filesystem::path> detail::convert::copy_columns(const std::filesystem::path& input,
@@ -92,25 +107,12 @@ std::vector<std::filesystem::path> detail::convert::copy_columns(const std::file
 
 std::vector<std::filesystem::path> convert_h5(const std::vector<std::filesystem::path>& inputs,
                                               const std::filesystem::path& output, const ConvertOptions& options) {
-  if (inputs.size() != 1)
-    throw Error(ExitCode::usage, "converting to " + output.string(),
-                detail::str(inputs.size(), " inputs are given, and one HDF5 file is copied"),
-                "Name one, as FILE.h5 or FILE.h5:/group");
-  if (const auto path = hdf5::GroupPath(inputs.front().string()).path; detail::zarr::is_store(path))
-    throw Error(ExitCode::data, "reading " + path, "it is a Zarr store", "`muster convert zarr` copies those");
-  return detail::convert::copy_columns(inputs.front(), output, options);
+  return copy_one(inputs, output, options, false);
 }
 
 std::vector<std::filesystem::path> convert_zarr(const std::vector<std::filesystem::path>& inputs,
                                                 const std::filesystem::path& output, const ConvertOptions& options) {
-  if (inputs.size() != 1)
-    throw Error(ExitCode::usage, "converting to " + output.string(),
-                detail::str(inputs.size(), " inputs are given, and one Zarr store is copied"),
-                "Name one, as STORE.zarr or STORE.zarr:/group");
-  const auto path = hdf5::GroupPath(inputs.front().string()).path;
-  if (std::filesystem::exists(path) && !detail::zarr::is_store(path))
-    throw Error(ExitCode::data, "reading " + path, "it is no Zarr store", "`muster convert h5` copies HDF5 files");
-  return detail::convert::copy_columns(inputs.front(), output, options);
+  return copy_one(inputs, output, options, true);
 }
 
 PlainPass plain_pass(const std::string& path, const std::vector<std::string>& columns, std::int64_t samples) {

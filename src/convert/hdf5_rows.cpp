@@ -68,7 +68,8 @@ Hdf5Rows::Hdf5Rows(std::shared_ptr<const Hdf5Group> group, const std::string& na
       for (const auto size : index.chunk_shape())
         bytes = checked_product(bytes, size, doing, "the shape of its chunks");
       data::ChunkLayout layout(shape_, index.chunk_shape(), record_bytes_);
-      chunks_.emplace(std::move(index), std::move(pipeline), std::move(layout), fill_value(creation.get()));
+      chunks_.emplace(std::move(index), std::move(pipeline), std::move(layout),
+                      hdf5::fill_value(creation.get(), record_type().get(), doing));
     } else {
       hdf5::require_filters(filters, doing);
     }
@@ -138,19 +139,6 @@ hdf5::Handle Hdf5Rows::memory_type() const {
   if (H5Tget_class(number.get()) == H5T_INTEGER && H5Tget_sign(number.get()) == H5T_SGN_NONE)
     return NumberType{'u', static_cast<std::size_t>(value_bytes_)}.memory_type();
   return hdf5::memory_type_of(type);
-}
-
-/// The value of chunks that were never written, in the stored type. Zero if there is none.
-std::vector<std::byte> Hdf5Rows::fill_value(hid_t creation) const {
-  const std::string doing = "reading " + shown_;
-  std::vector<std::byte> value(static_cast<std::size_t>(record_bytes_));
-  H5D_fill_value_t status{};
-  H5D_fill_time_t time{};
-  hdf5::check(H5Pfill_value_defined(creation, &status), doing);
-  hdf5::check(H5Pget_fill_time(creation, &time), doing);
-  if (status != H5D_FILL_VALUE_UNDEFINED && time != H5D_FILL_TIME_NEVER)
-    hdf5::check(H5Pget_fill_value(creation, record_type().get(), value.data()), doing);
-  return value;
 }
 
 void Hdf5Rows::read(std::int64_t first, std::int64_t count, std::span<std::byte> into) {

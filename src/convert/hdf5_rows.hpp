@@ -72,7 +72,6 @@ class Hdf5Rows {
   void choose_field(const std::string& field);
   void check_shape();
   void choose_pieces();
-  std::vector<std::byte> fill_value(hid_t creation) const;
   bool is_sparse(std::size_t wanted_rows) const noexcept;
   /// The row in the kept piece. Loads the piece first if another one is kept.
   const std::byte* row_in_piece(std::int64_t row);

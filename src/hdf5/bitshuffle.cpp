@@ -23,8 +23,8 @@ bool decode_bitshuffle(const Filter& filter, std::span<const std::byte> stored, 
   const std::size_t value_bytes = filter.value(2), codec = filter.value(bitshuffle_codec);
   if (value_bytes == 0 || into.size() % value_bytes != 0) return false;
   std::size_t block = filter.value(3) == 0 ? default_block(value_bytes) : filter.value(3);
-  const auto decode = codec == bitshuffle_lz4    ? lz4_block_decoder()
-                      : codec == bitshuffle_zstd ? zstd_decoder()
+  const auto decode = codec == bitshuffle_lz4    ? bare_decoder("lz4")
+                      : codec == bitshuffle_zstd ? bare_decoder("zstd")
                                                  : nullptr;
   if (decode != nullptr) {
     if (stored.size() < 12 || big_endian64(stored) != into.size()) return false;

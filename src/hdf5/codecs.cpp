@@ -28,6 +28,7 @@ extern "C" {  // which some releases of the header lack
 #include <limits>
 #include <memory>
 #include <new>
+#include <string_view>
 #include <utility>
 
 namespace muster::detail::hdf5 {
@@ -36,7 +37,39 @@ namespace {
 using Bytes = std::span<const std::byte>;
 using Into = std::span<std::byte>;
 
-bool decode_deflate(const Filter&, Bytes stored, Into into) { return inflate(Deflated::zlib, stored, into); }
+#ifdef MUSTER_HAS_LIBDEFLATE
+constexpr auto deflate_form = libdeflate_deflate_decompress, zlib_form = libdeflate_zlib_decompress,
+               gzip_form = libdeflate_gzip_decompress;
+
+template <auto decompress>
+bool inflate(Bytes stored, Into into) {
+  struct Free {
+    void operator()(libdeflate_decompressor* one) const { libdeflate_free_decompressor(one); }
+  };
+  thread_local const std::unique_ptr<libdeflate_decompressor, Free> decompressor(libdeflate_alloc_decompressor());
+  if (decompressor == nullptr) throw std::bad_alloc();
+  return decompress(decompressor.get(), stored.data(), stored.size(), into.data(), into.size(), nullptr) ==
+         LIBDEFLATE_SUCCESS;
+}
+#else
+constexpr int deflate_form = -15, zlib_form = 15, gzip_form = 15 + 16;  ///< bits of the window, as zlib takes them
+
+template <int bits>
+bool inflate(Bytes stored, Into into) {
+  constexpr std::size_t most = std::numeric_limits<uInt>::max();
+  z_stream stream{};
+  if (stored.size() > most || into.size() > most || ::inflateInit2(&stream, bits) != Z_OK) return false;
+  stream.next_in = reinterpret_cast<Bytef*>(const_cast<std::byte*>(stored.data()));
+  stream.avail_in = static_cast<uInt>(stored.size());
+  stream.next_out = reinterpret_cast<Bytef*>(into.data());
+  stream.avail_out = static_cast<uInt>(into.size());
+  const bool ended = ::inflate(&stream, Z_FINISH) == Z_STREAM_END;
+  ::inflateEnd(&stream);
+  return ended && stream.avail_out == 0;
+}
+#endif
+
+bool decode_deflate(const Filter&, Bytes stored, Into into) { return inflate<zlib_form>(stored, into); }
 
 #ifdef MUSTER_HAS_SZIP
 /// The chunk's size in 4 bytes, the lowest first, and after them what szip makes.
@@ -126,67 +159,23 @@ bool decode_blosc(const Filter&, Bytes stored, Into into) { return decode_blosc_
 
 }  // namespace
 
-BareDecoder lz4_block_decoder() noexcept {
+BareDecoder bare_decoder(const std::string& codec) {
+  if (codec == "deflate") return inflate<deflate_form>;
+  if (codec == "zlib") return inflate<zlib_form>;
+  if (codec == "gzip") return inflate<gzip_form>;
 #ifdef MUSTER_HAS_LZ4
-  return decode_lz4_block;
-#else
-  return nullptr;
+  if (codec == "lz4") return decode_lz4_block;
 #endif
-}
-
-BareDecoder zstd_decoder() noexcept {
 #ifdef MUSTER_HAS_ZSTD
-  return decode_zstd_frame;
-#else
-  return nullptr;
+  if (codec == "zstd") return decode_zstd_frame;
 #endif
-}
-
-BareDecoder blosc_decoder() noexcept {
 #ifdef MUSTER_HAS_BLOSC
-  return decode_blosc_frame;
-#else
+  constexpr std::string_view blosc = "blosc ";
+  if (codec.starts_with(blosc) && ::blosc_compname_to_compcode(codec.c_str() + blosc.size()) >= 0)
+    return decode_blosc_frame;
+#endif
   return nullptr;
-#endif
 }
-
-bool blosc_has([[maybe_unused]] const std::string& name) {
-#ifdef MUSTER_HAS_BLOSC
-  return ::blosc_compname_to_compcode(name.c_str()) >= 0;
-#else
-  return false;
-#endif
-}
-
-#ifdef MUSTER_HAS_LIBDEFLATE
-bool inflate(Deflated form, std::span<const std::byte> stored, std::span<std::byte> into) {
-  struct Free {
-    void operator()(libdeflate_decompressor* one) const { libdeflate_free_decompressor(one); }
-  };
-  thread_local const std::unique_ptr<libdeflate_decompressor, Free> decompressor(libdeflate_alloc_decompressor());
-  if (decompressor == nullptr) throw std::bad_alloc();
-  const auto decompress = form == Deflated::zlib   ? libdeflate_zlib_decompress
-                          : form == Deflated::gzip ? libdeflate_gzip_decompress
-                                                   : libdeflate_deflate_decompress;
-  return decompress(decompressor.get(), stored.data(), stored.size(), into.data(), into.size(), nullptr) ==
-         LIBDEFLATE_SUCCESS;
-}
-#else
-bool inflate(Deflated form, std::span<const std::byte> stored, std::span<std::byte> into) {
-  constexpr std::size_t most = std::numeric_limits<uInt>::max();
-  constexpr int window = 15;  // bits
-  z_stream stream{};
-  const int bits = form == Deflated::zlib ? window : form == Deflated::gzip ? window + 16 : -window;
-  if (stored.size() > most || into.size() > most || ::inflateInit2(&stream, bits) != Z_OK) return false;
-  stream.next_in = reinterpret_cast<Bytef*>(const_cast<std::byte*>(stored.data()));
-  stream.avail_in = static_cast<uInt>(stored.size());
-  stream.next_out = reinterpret_cast<Bytef*>(into.data());
-  stream.avail_out = static_cast<uInt>(into.size());
-  const bool ended = ::inflate(&stream, Z_FINISH) == Z_STREAM_END;
-  ::inflateEnd(&stream);
-  return ended && stream.avail_out == 0;
-}
-#endif
 
 Decoder decoder_of(const Filter& filter) {
   switch (filter.id) {
@@ -217,9 +206,9 @@ Decoder decoder_of(const Filter& filter) {
         case bitshuffle_alone:
           return decode_bitshuffle;
         case bitshuffle_lz4:
-          return lz4_block_decoder() == nullptr ? nullptr : decode_bitshuffle;
+          return bare_decoder("lz4") == nullptr ? nullptr : decode_bitshuffle;
         case bitshuffle_zstd:
-          return zstd_decoder() == nullptr ? nullptr : decode_bitshuffle;
+          return bare_decoder("zstd") == nullptr ? nullptr : decode_bitshuffle;
         default:
           return nullptr;
       }

@@ -30,17 +30,10 @@ MUSTER_INTERNAL_API Decoder decoder_of(const Filter& filter);
 /// The package of Debian with which decoder_of(filter) would be built; null if no package brings it.
 MUSTER_INTERNAL_API const char* package_of(const Filter& filter);
 
-/// Like a Decoder, for a codec without parameters. Null if it was not built.
+/// Like a Decoder, for a codec without parameters: deflate, zlib or gzip (the frames of what deflate makes), lz4 (one
+/// block), zstd, or "blosc CODEC". Null if it was not built.
 using BareDecoder = bool (*)(std::span<const std::byte> stored, std::span<std::byte> into);
-BareDecoder lz4_block_decoder() noexcept;
-BareDecoder zstd_decoder() noexcept;
-BareDecoder blosc_decoder() noexcept;
-/// True if blosc decodes what its codec `name` has made: lz4, zstd, snappy …
-bool blosc_has(const std::string& name);
-
-/// The forms that the output of deflate comes in: with the frame of zlib or of gzip, and bare.
-enum class Deflated { zlib, gzip, bare };
-bool inflate(Deflated form, std::span<const std::byte> stored, std::span<std::byte> into);
+BareDecoder bare_decoder(const std::string& codec);
 
 /// The bitshuffle filter, with or without one of these two codecs after it.
 bool decode_bitshuffle(const Filter& filter, std::span<const std::byte> stored, std::span<std::byte> into);

@@ -220,6 +220,17 @@ std::vector<std::int64_t> chunk_shape(hid_t creation, std::size_t rank, const st
   return shape;
 }
 
+std::vector<std::byte> fill_value(hid_t creation, hid_t type, const std::string& doing) {
+  std::vector<std::byte> value(H5Tget_size(type));
+  H5D_fill_value_t status{};
+  H5D_fill_time_t time{};
+  check(H5Pfill_value_defined(creation, &status), doing);
+  check(H5Pget_fill_time(creation, &time), doing);
+  if (status != H5D_FILL_VALUE_UNDEFINED && time != H5D_FILL_TIME_NEVER)
+    check(H5Pget_fill_value(creation, type, value.data()), doing);
+  return value;
+}
+
 std::optional<std::uint64_t> contiguous_offset(hid_t dataset) {
   const Lock lock;
   // Of values that were never written H5Dget_offset() gives no address plus the size of the file's user block.

@@ -50,6 +50,10 @@ MUSTER_INTERNAL_API std::vector<std::int64_t> shape(hid_t dataset, const std::st
 /// Throws an Error (ExitCode::data) if the file is damaged there.
 MUSTER_INTERNAL_API std::vector<std::int64_t> chunk_shape(hid_t creation, std::size_t rank, const std::string& doing);
 
+/// The value of chunks that were never written, as a value of `type`. Zero if there is none. `creation`: the dataset's
+/// properties.
+MUSTER_INTERNAL_API std::vector<std::byte> fill_value(hid_t creation, hid_t type, const std::string& doing);
+
 /// The place of a contiguous dataset's values in its file, in bytes; none if nothing was ever written.
 MUSTER_INTERNAL_API std::optional<std::uint64_t> contiguous_offset(hid_t dataset);
 

@@ -2,8 +2,10 @@
 
 #include "base/json.hpp"
 #include "base/number.hpp"
+#include "base/runs.hpp"
 #include "base/text.hpp"
 #include "hdf5/codecs.hpp"
+#include "hdf5/filter_pipeline.hpp"
 #include "hdf5/shuffle.hpp"
 #include "zarr/store_files.hpp"
 
@@ -11,8 +13,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <numeric>
+#include <string_view>
+#include <type_traits>
 #include <utility>
 
 namespace muster::detail::zarr {
@@ -45,33 +50,19 @@ bool swap_parts(Bytes from, Into into) {
   return true;
 }
 
-/// Writes the values of an array of this shape in the order of its dimensions. They lie in `from` with these strides.
-template <std::size_t ValueBytes>
-void gather(const std::byte* from, const std::vector<std::size_t>& shape, const std::vector<std::size_t>& strides,
-            std::byte* into) {
-  const auto last = shape.size() - 1;
-  std::vector<std::size_t> at(shape.size(), 0);
-  while (true) {
-    for (std::size_t i = 0; i < shape[last]; ++i, into += ValueBytes)
-      std::memcpy(into, from + i * strides[last], ValueBytes);
-    auto d = last;
-    for (; d > 0; --d) {
-      from += strides[d - 1];
-      if (++at[d - 1] < shape[d - 1]) break;
-      from -= strides[d - 1] * shape[d - 1];
-      at[d - 1] = 0;
-    }
-    if (d == 0) return;
-  }
+/// Calls action(std::type_identity<T>()) with the one of `Types` that is the C++ type of `scalar`. False if none is.
+template <class... Types>
+bool with_one_of(at::ScalarType scalar, auto&& action) {
+  return ((c10::CppTypeToScalarType<Types>::value == scalar && (action(std::type_identity<Types>()), true)) || ...);
 }
 
-/// Calls action() with the type of values that delta and fixedscaleoffset know. False if it is another one.
+/// The same, with the types of values that delta and fixedscaleoffset know.
 bool with_number(const NumberType& type, auto&& action) {
   return with_one_of<std::int8_t, std::uint8_t, std::int16_t, std::uint16_t, std::int32_t, std::uint32_t, std::int64_t,
                      std::uint64_t, float, double>(type.scalar, action);
 }
 
-/// Calls action(encoded value, Value()) for each value; its result is stored.
+/// Calls action(encoded value, the value before) for each value; its result is stored.
 bool each_value(const NumberType& encoded, const NumberType& decoded, Bytes from, Into into, auto&& action) {
   if (from.size() / encoded.bytes() != into.size() / decoded.bytes() || from.size() % encoded.bytes() != 0)
     return false;
@@ -113,178 +104,160 @@ bool undo_lz4(Bytes encoded, Into into) {
   std::uint32_t size = 0;
   if (encoded.size() < sizeof size) return false;
   std::memcpy(&size, encoded.data(), sizeof size);
-  return size == into.size() && hdf5::lz4_block_decoder()(encoded.subspan(sizeof size), into);
-}
-
-/// The package of Debian that brings the library of a codec.
-std::string package_of(const std::string& codec) {
-  return codec == "zstd" ? "libzstd-dev" : codec == "lz4" ? "liblz4-dev" : "libblosc-dev";
+  return size == into.size() && hdf5::bare_decoder("lz4")(encoded.subspan(sizeof size), into);
 }
 
 }  // namespace
 
-CodecChain::CodecChain(std::vector<std::int64_t> chunk, const NumberType& type, const std::string& doing)
-    : doing_(doing), shape_(std::move(chunk)), type_(type) {
-  auto bytes = static_cast<std::int64_t>(type.bytes());
-  for (const auto size : shape_) bytes = checked_product(bytes, size, doing, "the shape of its chunks");
-  decoded_bytes_ = static_cast<std::size_t>(bytes);
-  bytes_ = most_encoded_bytes_ = decoded_bytes_;
-}
-
-CodecChain::CodecChain(const Json& codecs, const NumberType& type, std::vector<std::int64_t> chunk,
-                       const std::string& doing)
-    : CodecChain(std::move(chunk), type, doing) {
-  for (const auto& codec : codecs) {
-    const bool has_options = codec.is_object() && codec.contains("configuration");
-    add(codec.is_string() ? codec.get<std::string>() : codec.at("name").get<std::string>(),
-        has_options ? codec.at("configuration") : Json::object());
+/// What the next codec is applied to.
+class CodecChain::Builder {
+ public:
+  Builder(CodecChain& chain, const NumberType& type, std::vector<std::int64_t> shape, const std::string& doing)
+      : chain_(chain), type_(type), shape_(std::move(shape)), doing_(doing), bytes_(bytes_of_chunk()) {
+    chain.decoded_bytes_ = chain.most_encoded_bytes_ = *bytes_;
   }
-  if (holds_values_) end_of_values(false);
-}
 
-CodecChain CodecChain::of_version_2(const Json& array, const NumberType& type, std::vector<std::int64_t> chunk,
-                                    const std::string& doing) {
-  const auto rank = chunk.size();
-  CodecChain chain(std::move(chunk), type, doing);
-  if (array.value("order", "C") == "F" && rank > 1) {
-    std::vector<std::int64_t> order(rank);
-    std::iota(order.rbegin(), order.rend(), 0);
-    chain.add_transpose(std::move(order));
-    chain.text_.clear();  // it is the order of the values, and no codec
+  void add(const Json& codec) {
+    const auto& given = (codec.is_string() ? codec : codec.at("name")).get_ref<const std::string&>();
+    const auto options = codec.is_object() ? codec.value("configuration", Json::object()) : Json::object();
+    constexpr std::string_view prefix = "numcodecs.";
+    const auto name = given.starts_with(prefix) ? given.substr(prefix.size()) : given;
+    if (name == "transpose") return add_transpose(options.at("order"));
+    if (name == "bytes") return end_of_values(options.value("endian", "little") == "big");
+    if (name == "delta" || name == "fixedscaleoffset") return add_filter(name, options);
+    if (holds_values_) end_of_values(type_.is_big_endian);
+    if (name == "crc32c") return add_crc32c(options.value("location", "end") == "end");
+    if (name == "shuffle") return add_shuffle(options.value("elementsize", std::int64_t{4}));
+    if (constexpr std::string_view known[] = {"zlib", "gzip", "zstd", "lz4", "blosc"};
+        std::ranges::find(known, name) == std::end(known))
+      refuse("it is encoded by a codec that muster does not know (" + given + ")",
+             "Write it with another one, such as blosc or zstd");
+    const auto shown = name == "blosc" ? "blosc " + options.value("cname", "lz4") : name;
+    const auto decoder = hdf5::bare_decoder(shown);
+    if (decoder == nullptr)
+      refuse("it is compressed by a codec that muster was built without here (" + shown + ")",
+             "Build muster again where lib" + name + "-dev is installed, or write it with another codec");
+    add_step(shown, name == "lz4" ? undo_lz4 : decoder);
+    if (!bytes_) refuse("it is compressed twice", "Write it with one codec that compresses");
+    bytes_.reset();
+    auto& most = chain_.most_encoded_bytes_;
+    most += most / 4 + (64 << 10);  // what cannot be compressed becomes longer
   }
-  if (const auto filters = array.find("filters"); filters != array.end() && filters->is_array())
-    for (const auto& filter : *filters) chain.add(filter.at("id").get<std::string>(), filter);
-  if (const auto compressor = array.find("compressor"); compressor != array.end() && !compressor->is_null())
-    chain.add(compressor->at("id").get<std::string>(), *compressor);
-  if (chain.holds_values_) chain.end_of_values(chain.type_.is_big_endian);
-  return chain;
-}
 
-void CodecChain::refuse(const std::string& fact, const std::string& remedy) const {
-  throw Error(ExitCode::data, doing_, fact, remedy);
-}
-
-void CodecChain::add_step(const std::string& shown, Undo undo) {
-  text_ += (text_.empty() ? "" : ", ") + shown;
-  steps_.push_back({shown, std::move(undo), bytes_});
-}
-
-void CodecChain::add(const std::string& given, const Json& options) {
-  constexpr std::string_view prefix = "numcodecs.";
-  const auto name = given.starts_with(prefix) ? given.substr(prefix.size()) : given;
-  if (name == "transpose") {
-    const auto& order = options.at("order");
-    if (order.is_array()) return add_transpose(order.get<std::vector<std::int64_t>>());
-    std::vector<std::int64_t> axes(shape_.size());
-    std::iota(axes.begin(), axes.end(), 0);
-    if (order == "F") std::ranges::reverse(axes);
-    return add_transpose(std::move(axes));
+  void finish() {
+    if (holds_values_) end_of_values(type_.is_big_endian);
+    chain_.encoded_bytes_ = bytes_;
   }
-  if (name == "bytes") return end_of_values(options.value("endian", "little") == "big");
-  if (name == "delta" || name == "fixedscaleoffset") return add_filter(name, options);
-  if (holds_values_) end_of_values(type_.is_big_endian);
-  if (name == "crc32c") {
-    add_step(name, {});
-    steps_.back().is_at_end = options.value("location", "end") == "end";
-    most_encoded_bytes_ += crc_bytes;
+
+ private:
+  [[noreturn]] void refuse(const std::string& fact, const std::string& remedy = "Correct its metadata") const {
+    throw Error(ExitCode::data, doing_, fact, remedy);
+  }
+
+  std::size_t bytes_of_chunk() const {
+    auto bytes = static_cast<std::int64_t>(type_.bytes());
+    for (const auto size : shape_) bytes = checked_product(bytes, size, doing_, "the shape of its chunks");
+    return static_cast<std::size_t>(bytes);
+  }
+
+  void add_step(const std::string& shown, Undo undo) {
+    chain_.text_ += (chain_.text_.empty() ? "" : ", ") + shown;
+    chain_.steps_.push_back({shown, std::move(undo), bytes_});
+  }
+
+  void add_crc32c(bool is_at_end) {
+    add_step("crc32c", {});
+    chain_.steps_.back().is_at_end = is_at_end;
+    chain_.most_encoded_bytes_ += crc_bytes;
     if (bytes_) *bytes_ += crc_bytes;
-    return;
   }
-  auto shown = name;
-  Undo undo;
-  if (name == "shuffle") {
-    const auto size = options.value("elementsize", std::int64_t{4});
-    if (size < 1) refuse(str("its codec shuffle has values of ", size, " bytes"), "Correct its metadata");
-    undo = [size](Bytes from, Into into) {
+
+  void add_shuffle(std::int64_t size) {
+    if (size < 1) refuse(str("its codec shuffle has values of ", size, " bytes"));
+    add_step("shuffle", [size](Bytes from, Into into) {
       if (from.size() == into.size()) hdf5::unshuffle(from, static_cast<std::size_t>(size), into);
       return from.size() == into.size();
+    });
+  }
+
+  /// `given`: the dimensions in the order in which they are stored, or "F" for the reverse of their own.
+  void add_transpose(const Json& given) {
+    std::vector<std::int64_t> axes(shape_.size());
+    std::iota(axes.begin(), axes.end(), 0);
+    std::vector<std::int64_t> order(axes.rbegin(), axes.rend());
+    if (given != "F") order = given == "C" ? axes : given.get<std::vector<std::int64_t>>();
+    if (!std::ranges::is_permutation(order, axes)) refuse("its transpose is not an order of its dimensions");
+    if (!holds_values_) refuse("it is transposed after it was made bytes");
+    const auto shape = shape_;
+    const auto strides = [&](const std::vector<std::int64_t>& dimensions) {
+      std::vector<std::size_t> of(shape.size());
+      auto stride = type_.bytes();
+      for (auto k = of.size(); k-- > 0; stride *= static_cast<std::size_t>(shape_[k])) {
+        shape_[k] = shape[static_cast<std::size_t>(dimensions[k])];
+        of[static_cast<std::size_t>(dimensions[k])] = stride;
+      }
+      return of;
     };
-  } else if (name == "zlib" || name == "gzip") {
-    const auto form = name == "zlib" ? hdf5::Deflated::zlib : hdf5::Deflated::gzip;
-    undo = [form](Bytes from, Into into) { return hdf5::inflate(form, from, into); };
-  } else if (name == "zstd") {
-    if (const auto decoder = hdf5::zstd_decoder()) undo = decoder;
-  } else if (name == "lz4") {
-    if (hdf5::lz4_block_decoder()) undo = undo_lz4;
-  } else if (name == "blosc") {
-    const auto codec = options.value("cname", "lz4");
-    shown += " " + codec;
-    if (const auto decoder = hdf5::blosc_decoder(); decoder && hdf5::blosc_has(codec)) undo = decoder;
-  } else {
-    refuse("it is encoded by a codec that muster does not know (" + given + ")",
-           "Write it with another one, such as blosc or zstd");
+    add_step("transpose",
+             [shape, own = strides(axes), stored = strides(order), value = type_.bytes()](Bytes from, Into into) {
+               if (from.size() != into.size()) return false;
+               each_run(shape, stored, own, value, [&](std::size_t a, std::size_t b, std::size_t bytes) {
+                 std::memcpy(into.data() + b, from.data() + a, bytes);
+               });
+               return true;
+             });
   }
-  if (!undo)
-    refuse("it is compressed by a codec that muster was built without here (" + shown + ")",
-           "Build muster again where " + package_of(name) + " is installed, or write it with another codec");
-  add_step(shown, std::move(undo));
-  if (name == "shuffle") return;
-  if (!bytes_) refuse("it is compressed twice", "Write it with one codec that compresses");
-  bytes_.reset();
-  most_encoded_bytes_ += most_encoded_bytes_ / 4 + (64 << 10);  // what cannot be compressed becomes longer
-}
 
-void CodecChain::add_transpose(std::vector<std::int64_t> order) {
-  std::vector<std::int64_t> axes(shape_.size());
-  std::iota(axes.begin(), axes.end(), 0);
-  if (!std::ranges::is_permutation(order, axes))
-    refuse("its transpose is not an order of its dimensions", "Correct its metadata");
-  if (!holds_values_) refuse("it is transposed after it was made bytes", "Correct its metadata");
-  const std::vector<std::size_t> shape(shape_.begin(), shape_.end());
-  std::vector<std::size_t> strides(shape.size());
-  auto stride = type_.bytes();
-  for (auto k = order.size(); k-- > 0;) {
-    const auto d = static_cast<std::size_t>(order[k]);
-    strides[d] = stride;
-    stride *= shape[d];
-    shape_[k] = static_cast<std::int64_t>(shape[d]);
+  /// Adds a codec that makes numbers of numbers.
+  void add_filter(const std::string& name, const Json& options) {
+    const auto decoded = number_type(options.at("dtype"), doing_);
+    const auto astype = options.value("astype", Json());
+    const auto encoded = astype.is_null() ? decoded : number_type(astype, doing_);
+    const auto is_known = [](const NumberType& type) { return with_number(type, [](auto) {}); };
+    if (!holds_values_ || decoded.scalar != type_.scalar || !is_known(decoded) || !is_known(encoded) ||
+        (name == "delta" && c10::isFloatingType(encoded.scalar) && !c10::isFloatingType(decoded.scalar)))
+      refuse("its codec " + name + " is not for values of its type", "Write it with another codec");
+    if (name == "delta") {
+      add_step(name, [=](Bytes from, Into into) { return undo_delta(encoded, decoded, from, into); });
+    } else {
+      const auto scale = options.at("scale").get<double>(), offset = options.at("offset").get<double>();
+      add_step(name, [=](Bytes from, Into into) { return undo_scale(encoded, decoded, scale, offset, from, into); });
+    }
+    type_ = encoded;
+    bytes_ = bytes_of_chunk();
+    chain_.most_encoded_bytes_ = std::max<std::uint64_t>(chain_.most_encoded_bytes_, *bytes_);
   }
-  const auto copy = type_.bytes() == 1   ? gather<1>
-                    : type_.bytes() == 2 ? gather<2>
-                    : type_.bytes() == 4 ? gather<4>
-                    : type_.bytes() == 8 ? gather<8>
-                                         : gather<16>;
-  add_step("transpose", [shape, strides, copy](Bytes from, Into into) {
-    if (from.size() == into.size()) copy(from.data(), shape, strides, into.data());
-    return from.size() == into.size();
-  });
-}
 
-/// Adds a codec that makes numbers of numbers.
-void CodecChain::add_filter(const std::string& name, const Json& options) {
-  const auto decoded = number_type(options.at("dtype"), doing_);
-  const auto encoded = options.contains("astype") && !options.at("astype").is_null()
-                           ? number_type(options.at("astype"), doing_)
-                           : decoded;
-  const auto is_known = [](const NumberType& type) { return with_number(type, [](auto) {}); };
-  if (!holds_values_ || decoded.scalar != type_.scalar || !is_known(decoded) || !is_known(encoded) ||
-      (name == "delta" && c10::isFloatingType(encoded.scalar) && !c10::isFloatingType(decoded.scalar)))
-    refuse("its codec " + name + " is not for values of its type", "Write it with another codec");
-  if (name == "delta") {
-    add_step(name, [=](Bytes from, Into into) { return undo_delta(encoded, decoded, from, into); });
-  } else {
-    const auto scale = options.at("scale").get<double>(), offset = options.at("offset").get<double>();
-    add_step(name, [=](Bytes from, Into into) { return undo_scale(encoded, decoded, scale, offset, from, into); });
+  /// The values become bytes, in this order.
+  void end_of_values(bool is_big_endian) {
+    if (!holds_values_) refuse("it is made bytes twice");
+    holds_values_ = false;
+    const auto part = type_.part_bytes();
+    if (is_big_endian && part > 1)
+      add_step("bytes", part == 2 ? swap_parts<2> : part == 4 ? swap_parts<4> : swap_parts<8>);
   }
-  bytes_ = checked_product(*bytes_ / type_.bytes(), encoded.bytes(), doing_, "the shape of its chunks");
-  most_encoded_bytes_ = std::max<std::uint64_t>(most_encoded_bytes_, *bytes_);
-  type_ = encoded;
+
+  CodecChain& chain_;
+  NumberType type_;
+  std::vector<std::int64_t> shape_;
+  const std::string& doing_;
+  std::optional<std::size_t> bytes_;  ///< none after a codec that compresses
+  bool holds_values_ = true;          ///< no codec has made bytes of them
+};
+
+CodecChain::CodecChain(const Json& codecs, const NumberType& type, std::vector<std::int64_t> chunk,
+                       const std::string& doing) {
+  Builder builder(*this, type, std::move(chunk), doing);
+  for (const auto& codec : codecs) builder.add(codec);
+  builder.finish();
 }
 
-/// The values become bytes, in this order.
-void CodecChain::end_of_values(bool is_big_endian) {
-  if (!holds_values_) refuse("it is made bytes twice", "Correct its metadata");
-  holds_values_ = false;
-  const auto part = type_.part_bytes();
-  if (is_big_endian && part > 1)
-    steps_.push_back({"bytes", part == 2 ? swap_parts<2> : part == 4 ? swap_parts<4> : swap_parts<8>, bytes_});
-}
-
-void CodecChain::decode(std::span<const std::byte> encoded, std::span<std::byte> into, const std::string& doing) const {
+void CodecChain::decode(std::span<const std::byte> encoded, std::span<std::byte> into,
+                        const std::function<std::string()>& doing) const {
   thread_local hdf5::FilterPipeline::Workspace workspace;
   const auto refuse_size = [&](const std::string& by) {
     throw Error(
-        ExitCode::data, doing,
+        ExitCode::data, doing(),
         str("its ", encoded.size(), " stored bytes do not decode to ", into.size(), by.empty() ? "" : " by " + by),
         damaged);
   };
@@ -294,7 +267,7 @@ void CodecChain::decode(std::span<const std::byte> encoded, std::span<std::byte>
     const auto& step = steps_[i];
     if (!step.undo) {
       if (!check_and_remove_crc32c(bytes, step.is_at_end))
-        throw Error(ExitCode::data, doing, "its crc32c checksum does not match", damaged);
+        throw Error(ExitCode::data, doing(), "its crc32c checksum does not match", damaged);
       continue;
     }
     const auto output = i == 0 ? into : workspace[buffer++ % 2].take(step.bytes.value_or(bytes.size()));

@@ -20,6 +20,10 @@ constexpr const char* remedy = "Correct its metadata, or write it again";
   throw Error(ExitCode::data, doing, fact, what);
 }
 
+[[noreturn]] void refuse_form(const std::string& doing, const Json::exception& error) {
+  refuse(doing, str("its metadata are not as Zarr's specification says (", error.what(), ")"));
+}
+
 /// Python writes NaN and Infinity into JSON, which has no such numbers: makes texts of them.
 std::string with_quoted_numbers(std::string_view text) {
   constexpr std::string_view words[] = {"NaN", "Infinity", "-Infinity"};
@@ -41,10 +45,10 @@ std::string with_quoted_numbers(std::string_view text) {
 
 std::optional<Json> read_document(const StoreFiles& files, const std::string& name, const std::string& doing,
                                   std::string& all) {
-  constexpr std::uint64_t most = 64 << 20;
+  constexpr std::uint64_t most = 16 << 20;
   const auto file = files.open(name);
   if (!file) return {};
-  if (file->size() > most) refuse(doing, name + " has more than 64 MiB, and metadata are short", damaged);
+  if (file->size() > most) refuse(doing, name + " has more than 16 MiB, and metadata are short", damaged);
   std::string text(file->size(), '\0');
   file->read(std::as_writable_bytes(std::span(text)), 0);
   all += text;
@@ -83,9 +87,31 @@ Json decoded_number(const Json& value) {
   return std::bit_cast<double>(__builtin_bswap64(bits));
 }
 
+/// The metadata of an array of version 2, and its attributes, in the form of version 3.
+void make_version_3(Json& array, Json& attributes) {
+  Json codecs = Json::array();
+  const auto add = [&](const Json& codec) { codecs.push_back({{"name", codec.at("id")}, {"configuration", codec}}); };
+  if (array.value("order", "C") == "F" && array.at("shape").size() > 1)
+    codecs.push_back({{"name", "transpose"}, {"configuration", {{"order", "F"}}}});
+  for (const auto& filter : array.value("filters", Json())) add(filter);
+  if (const auto compressor = array.value("compressor", Json()); !compressor.is_null()) add(compressor);
+  const auto fill = array.value("fill_value", Json()), names = attributes.value(hdf5::array_dimensions, Json());
+  // xarray writes the value that marks missing ones there. Where another program has written, it is only the value of
+  // missing chunks, mostly 0.
+  if (!fill.is_null() && names.is_array() && !attributes.contains("_FillValue")) attributes["_FillValue"] = fill;
+  array = {{"shape", array.at("shape")},
+           {"data_type", array.at("dtype")},
+           {"chunk_grid", {{"name", "regular"}, {"configuration", {{"chunk_shape", array.at("chunks")}}}}},
+           {"chunk_key_encoding",
+            {{"name", "v2"}, {"configuration", {{"separator", array.value("dimension_separator", ".")}}}}},
+           {"fill_value", fill},
+           {"codecs", codecs},
+           {"dimension_names", names}};
+}
+
 }  // namespace
 
-std::optional<Node> read_node(const StoreFiles& files, const std::string& folder, const std::string& doing) {
+std::optional<Node> read_node(const StoreFiles& files, const std::string& folder, const std::string& doing) try {
   Node node;
   if (auto document = read_document(files, folder + "zarr.json", doing, node.text)) {
     node.document = std::move(*document);
@@ -94,78 +120,58 @@ std::optional<Node> read_node(const StoreFiles& files, const std::string& folder
     if (node.document.value("zarr_format", Json()) != 3 || (!node.is_array && kind != "group"))
       refuse(doing, folder + "zarr.json describes no array or group of version 3");
     node.attributes = node.document.value("attributes", Json::object());
-    return node;
+  } else {
+    auto array = read_document(files, folder + ".zarray", doing, node.text);
+    node.is_array = array.has_value();
+    if (!array) array = read_document(files, folder + ".zgroup", doing, node.text);
+    if (!array) return {};
+    node.document = std::move(*array);
+    if (node.document.value("zarr_format", Json()) != 2) refuse(doing, "its zarr_format is not 2");
+    node.attributes = read_document(files, folder + ".zattrs", doing, node.text).value_or(Json::object());
+    if (node.is_array) make_version_3(node.document, node.attributes);
   }
-  node.version = 2;
-  auto array = read_document(files, folder + ".zarray", doing, node.text);
-  node.is_array = array.has_value();
-  if (!array) array = read_document(files, folder + ".zgroup", doing, node.text);
-  if (!array) return {};
-  node.document = std::move(*array);
-  if (node.document.value("zarr_format", Json()) != 2) refuse(doing, "its zarr_format is not 2");
-  node.attributes = read_document(files, folder + ".zattrs", doing, node.text).value_or(Json::object());
+  if (!node.attributes.is_object()) node.attributes = Json::object();
   return node;
+} catch (const Json::exception& error) {
+  refuse_form(doing, error);
 }
 
 ArrayMetadata::ArrayMetadata(const Node& node, const std::string& doing) try : attributes(node.attributes) {
-  if (!attributes.is_object()) attributes = Json::object();
-  shape = sizes_of(node.document.at("shape"), 0, doing, "its shape");
-  if (node.version == 2)
-    read_version_2(node, doing);
-  else
-    read_version_3(node.document, doing);
-  if (dimensions.size() != shape.size()) dimensions.clear();
+  read(node.document, doing);
   if (const auto missing = attributes.find("_FillValue"); missing != attributes.end())
     *missing = decoded_number(*missing);
 } catch (const Json::exception& error) {
-  refuse(doing, str("its metadata are not as Zarr's specification says (", error.what(), ")"));
+  refuse_form(doing, error);
 }
 
-void ArrayMetadata::read_version_2(const Node& node, const std::string& doing) {
-  const auto& document = node.document;
-  type = number_type(document.at("dtype"), doing);
-  const auto fill = document.value("fill_value", Json());
-  fill_value = value_bytes(type, fill, doing);
-  separator_ = document.value("dimension_separator", ".");
-  chunk = sizes_of(document.at("chunks"), 1, doing, "the shape of its chunks");
-  check_shapes(doing);
-  if (!shape.empty()) codecs = CodecChain::of_version_2(document, type, chunk, doing);
-  const auto names = attributes.find(hdf5::array_dimensions);
-  if (names == attributes.end() || !names->is_array()) return;
-  for (const auto& name : *names) dimensions.push_back(name.is_string() ? name.get<std::string>() : "");
-  // xarray writes the value that marks missing ones there. Where another program has written, it is only the value of
-  // missing chunks, mostly 0.
-  if (!fill.is_null() && !attributes.contains("_FillValue")) attributes["_FillValue"] = fill;
-}
-
-void ArrayMetadata::read_version_3(const Json& document, const std::string& doing) {
+void ArrayMetadata::read(const Json& document, const std::string& doing) {
+  const auto require = [&](bool is_known, const std::string& what) {
+    if (!is_known) refuse(doing, "it needs " + what + ", which muster does not know", "Write it without");
+  };
   constexpr std::string_view known[] = {
       "zarr_format", "node_type", "shape",      "data_type",       "chunk_grid",           "chunk_key_encoding",
       "fill_value",  "codecs",    "attributes", "dimension_names", "storage_transformers", "consolidated_metadata"};
   for (const auto& [name, value] : document.items())
-    if (std::ranges::find(known, name) == std::end(known) &&
-        !(value.is_object() && value.value("must_understand", true) == false))
-      refuse(doing, "it needs the extension " + name + ", which muster does not know", "Write it without");
+    require(std::ranges::find(known, name) != std::end(known) ||
+                (value.is_object() && value.value("must_understand", true) == false),
+            "the extension " + name);
+  require(document.value("storage_transformers", Json()).empty(), "storage transformers");
+  shape = sizes_of(document.at("shape"), 0, doing, "its shape");
   type = number_type(document.at("data_type"), doing);
   fill_value = value_bytes(type, document.at("fill_value"), doing);
-  if (const auto more = document.find("storage_transformers"); more != document.end() && !more->empty())
-    refuse(doing, "it has storage transformers, which muster does not know", "Write it without");
   const auto& grid = document.at("chunk_grid");
-  if (name_of(grid) != "regular")
-    refuse(doing, "its chunks lie in a grid that muster does not know (" + name_of(grid) + ")",
-           "Write it with chunks of one shape");
+  require(name_of(grid) == "regular", "a grid of chunks " + name_of(grid));
   chunk = sizes_of(grid.at("configuration").at("chunk_shape"), 1, doing, "the shape of its chunks");
   const auto& keys = document.at("chunk_key_encoding");
   const bool is_default = name_of(keys) == "default";
-  if (!is_default && name_of(keys) != "v2")
-    refuse(doing, "its chunks have names that muster does not know (" + name_of(keys) + ")",
-           "Write it with chunk keys \"default\" or \"v2\"");
+  require(is_default || name_of(keys) == "v2", "chunk keys " + name_of(keys));
   const auto options = keys.is_object() ? keys.value("configuration", Json::object()) : Json::object();
   separator_ = options.value("separator", is_default ? "/" : ".");
   if (is_default) key_prefix_ = "c";
   check_shapes(doing);
-  if (const auto names = document.find("dimension_names"); names != document.end() && names->is_array())
-    for (const auto& name : *names) dimensions.push_back(name.is_string() ? name.get<std::string>() : "");
+  for (const auto& name : document.value("dimension_names", Json()))
+    dimensions.push_back(name.is_string() ? name.get<std::string>() : "");
+  if (dimensions.size() != shape.size()) dimensions.clear();
   if (!shape.empty()) read_codecs(document.at("codecs"), doing);
 }
 

@@ -17,13 +17,13 @@ namespace muster::detail::zarr {
 /// The documents of a group or an array.
 struct Node {
   bool is_array = false;
-  int version = 3;
   Json document, attributes;
   std::string text;  ///< of both
 };
 
-/// The node of a folder, which is empty or ends with a slash; none if it has none. The copies in consolidated metadata
-/// are not read: they may be older. Throws an Error if a document is damaged.
+/// The node of a folder, which is empty or ends with a slash; none if it has none. An array of version 2 is described
+/// as version 3 does it. The copies in consolidated metadata are not read: they may be older. Throws an Error if a
+/// document is damaged.
 std::optional<Node> read_node(const StoreFiles& files, const std::string& folder, const std::string& doing);
 
 struct ArrayMetadata {
@@ -45,8 +45,7 @@ struct ArrayMetadata {
   Json attributes;  ///< with _FillValue, if the array has missing values
 
  private:
-  void read_version_2(const Node& node, const std::string& doing);
-  void read_version_3(const Json& document, const std::string& doing);
+  void read(const Json& document, const std::string& doing);
   void read_codecs(const Json& codecs, const std::string& doing);
   void check_shapes(const std::string& doing) const;
 

@@ -7,7 +7,6 @@
 
 #include <cstddef>
 #include <string>
-#include <type_traits>
 #include <vector>
 
 namespace muster::detail::zarr {
@@ -28,11 +27,5 @@ NumberType number_type(const Json& name, const std::string& doing);
 /// The bytes of a value in this machine's byte order, of the JSON form in which metadata have a fill value. Null is 0.
 /// Throws an Error if it is no number of this type.
 std::vector<std::byte> value_bytes(const NumberType& type, const Json& value, const std::string& doing);
-
-/// Calls action(std::type_identity<T>()) with the one of `Types` that is the C++ type of `scalar`. False if none is.
-template <class... Types, class Action>
-bool with_one_of(at::ScalarType scalar, Action&& action) {
-  return ((c10::CppTypeToScalarType<Types>::value == scalar && (action(std::type_identity<Types>()), true)) || ...);
-}
 
 }  // namespace muster::detail::zarr

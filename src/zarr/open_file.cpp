@@ -12,12 +12,12 @@
 #include "zarr/store_files.hpp"
 
 #include <algorithm>
-#include <array>
+#include <functional>
 #include <limits>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -26,17 +26,14 @@ namespace {
 
 constexpr std::ptrdiff_t most_levels = 64;  ///< of groups in groups
 
-/// The arrays of a store, and the errors of those that cannot be read, by their paths in the HDF5 file.
-struct Store {
-  std::map<std::string, std::shared_ptr<const Chunks>> arrays;
-  std::map<std::string, Error> refused;
-};
+/// By the paths of a store's arrays in the HDF5 file: what returns their chunks, or throws why they cannot be read.
+using Arrays = std::map<std::string, std::function<std::shared_ptr<const hdf5::ForeignChunks>()>>;
 
 /// Writes the HDF5 file that describes a store.
 class Description {
  public:
   explicit Description(const std::filesystem::path& path)
-      : path_(path.string()), doing_("opening " + path_), files_(open_store_files(path)) {}
+      : path_(path.string()), doing_("opening " + path_), files_(std::make_shared<const StoreFiles>(path)) {}
 
   hdf5::Handle write() {
     const auto path = std::filesystem::absolute(path_).lexically_normal();  // which may end with a slash
@@ -45,10 +42,9 @@ class Description {
       throw Error(ExitCode::data, doing_, "it holds no Zarr store: there is no zarr.json, .zgroup or .zarray",
                   "Name a store, with its metadata at the top of the folder or the archive");
     const auto storage = std::make_shared<hdf5::FileStorage>();
-    storage->foreign = [store = store_](const std::string& at) -> std::shared_ptr<const hdf5::ForeignChunks> {
-      if (const auto found = store->refused.find(at); found != store->refused.end()) throw Error(found->second);
-      const auto found = store->arrays.find(at);
-      return found == store->arrays.end() ? nullptr : found->second;
+    storage->foreign = [arrays = arrays_](const std::string& at) {
+      const auto found = arrays->find(at);
+      return found == arrays->end() ? nullptr : found->second();
     };
     auto file = hdf5::create_file(storage, 1, "a description of " + path_);
     if (root->is_array)
@@ -92,7 +88,7 @@ class Description {
           check(H5Dcreate2(group, name.c_str(), H5T_NATIVE_UINT8, space.get(), H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT)),
           H5Dclose);
     }
-    store_->refused.emplace(path, error);
+    arrays_->emplace(path, [error]() -> std::shared_ptr<const hdf5::ForeignChunks> { throw Error(error); });
   }
 
   void add_array(hid_t group, const std::string& folder, const std::string& name, const Node& node) {
@@ -102,11 +98,15 @@ class Description {
     try {
       ArrayMetadata metadata(node, "reading " + shown);
       const auto dataset = make_dataset(group, name, metadata, "reading " + shown);
+      // Those by which HDF5 and NetCDF name dimensions mean nothing in a store.
+      for (const auto* name_in_hdf5 : {"CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST", "_Netcdf4Dimid",
+                                       "_Netcdf4Coordinates", hdf5::array_dimensions})
+        metadata.attributes.erase(name_in_hdf5);
       write_attributes(dataset.get(), metadata, "reading " + shown);
       metadata.attributes.clear();
       if (!metadata.shape.empty())
-        store_->arrays.emplace(path,
-                               std::make_shared<const Chunks>(files_, folder, std::move(metadata), shown, node.text));
+        arrays_->emplace(
+            path, [chunks = chunks_of(files_, folder, std::move(metadata), shown, node.text)] { return chunks; });
     } catch (const Error& error) {
       refuse(group, path, name, error);
     }
@@ -122,7 +122,7 @@ class Description {
       auto bytes = metadata.type.bytes();
       constexpr std::size_t most_bytes = std::numeric_limits<std::uint32_t>::max();
       for (const auto size : chunk) bytes *= size;
-      if (bytes > most_bytes || std::ranges::max(chunk) > most_bytes)
+      if (bytes > most_bytes)
         throw Error(ExitCode::data, doing, str("a chunk has ", bytes, " bytes; the most are 4 GB"),
                     "Write it with smaller chunks, or in shards");
       check(H5Pset_chunk(creation.get(), static_cast<int>(chunk.size()), chunk.data()));
@@ -134,19 +134,11 @@ class Description {
   }
 
   void write_attributes(hid_t dataset, const ArrayMetadata& metadata, const std::string& doing) const {
-    // Those by which HDF5 and NetCDF name dimensions mean nothing in a store.
-    constexpr std::string_view others[] = {"CLASS",
-                                           "NAME",
-                                           "DIMENSION_LIST",
-                                           "REFERENCE_LIST",
-                                           "_Netcdf4Dimid",
-                                           "_Netcdf4Coordinates",
-                                           hdf5::array_dimensions};
     for (const auto& [name, value] : metadata.attributes.items()) {
       if (name == "_FillValue")  // which NetCDF wants to have the type of the values
         write_values(dataset, name, hdf5::memory_type_of(metadata.type.scalar).get(), {},
                      value_bytes(metadata.type, value, doing).data());
-      else if (std::ranges::find(others, name) == std::end(others))
+      else
         write_attribute(dataset, name, value);
     }
     if (metadata.dimensions.empty()) return;
@@ -167,30 +159,24 @@ class Description {
 
   /// An attribute of a number, a text, or a list of one of these. Others are left out.
   void write_attribute(hid_t dataset, const std::string& name, const Json& value) const {
-    constexpr std::size_t most_bytes = 60'000, longest_name = 255;  // HDF5 keeps larger ones in another way
+    constexpr std::size_t most_values = 3'500, longest_name = 255;  // HDF5 keeps larger ones in another way
     const Json list = value.is_array() ? value : Json::array({value});
     const auto are = [&](auto kind) {
       return std::ranges::all_of(list, [&](const Json& each) { return (each.*kind)(); });
     };
-    if (list.empty() || name.empty() || name.size() > longest_name || name.find('\0') != name.npos ||
-        check(H5Aexists(dataset, name.c_str())) > 0)
+    if (list.empty() || list.size() > most_values || name.empty() || name.size() > longest_name ||
+        name.find('\0') != name.npos || check(H5Aexists(dataset, name.c_str())) > 0)
       return;
     std::vector<std::int64_t> shape;
     if (value.is_array()) shape.push_back(std::ssize(list));
     const auto write = [&](hid_t type, const void* values) { write_values(dataset, name, type, shape, values); };
     if (are(&Json::is_string)) {
-      std::size_t width = 1;
-      for (const auto& text : list) width = std::max(width, text.get_ref<const std::string&>().size() + 1);
-      if (width > most_bytes / list.size()) return;
-      std::string texts(width * list.size(), '\0');
-      for (std::size_t i = 0; i < list.size(); ++i)
-        texts.replace(i * width, list[i].get_ref<const std::string&>().size(), list[i].get_ref<const std::string&>());
+      std::vector<const char*> texts;
+      for (const auto& text : list) texts.push_back(text.get_ref<const std::string&>().c_str());
       const hdf5::Handle type(check(H5Tcopy(H5T_C_S1)), H5Tclose);
-      check(H5Tset_size(type.get(), width));
+      check(H5Tset_size(type.get(), H5T_VARIABLE));
       check(H5Tset_cset(type.get(), H5T_CSET_UTF8));
       write(type.get(), texts.data());
-    } else if (list.size() > most_bytes / sizeof(double)) {
-      return;
     } else if (std::ranges::all_of(list, [](const Json& each) {
                  return each.is_number_integer() &&
                         (!each.is_number_unsigned() || std::in_range<std::int64_t>(each.get<std::uint64_t>()));
@@ -203,42 +189,40 @@ class Description {
 
   const std::string path_, doing_;
   const std::shared_ptr<const StoreFiles> files_;
-  const std::shared_ptr<Store> store_ = std::make_shared<Store>();
+  const std::shared_ptr<Arrays> arrays_ = std::make_shared<Arrays>();
 };
 
 /// False for a file that cannot be read, too: HDF5's room says why.
 bool is_zip(const std::filesystem::path& path) try {
   std::error_code none;
+  std::string begin(4, '\0');
   if (!std::filesystem::is_regular_file(path, none)) return false;
-  const File file(path, File::Mode::read);
-  std::array<char, 4> begin{};
-  if (file.size() < begin.size()) return false;
-  file.read_at(std::as_writable_bytes(std::span(begin)), 0);
-  return std::string_view(begin.data(), begin.size()) == "PK\3\4";
+  File(path, File::Mode::read).read_at(std::as_writable_bytes(std::span(begin)), 0);
+  return begin == "PK\3\4";
 } catch (const Error&) {
   return false;
 }
 
-/// The metadata of a folder's root; empty if there are none.
-std::filesystem::path root_document(const std::filesystem::path& path) {
-  std::error_code none;
-  for (const auto* name : {"zarr.json", ".zgroup", ".zarray"})
-    if (std::filesystem::is_directory(path, none) && std::filesystem::exists(path / name, none)) return path / name;
-  return {};
-}
-
 }  // namespace
 
-bool is_store(const std::filesystem::path& path) { return !root_document(path).empty() || is_zip(path); }
+bool is_store(const std::filesystem::path& path) { return main_file(path) != path || is_zip(path); }
 
 hdf5::Handle open_file(const std::filesystem::path& path) {
   const hdf5::Lock lock;
-  return is_store(path) ? Description(path).write() : hdf5::open_file(path);
+  if (main_file(path) == path) try {
+      return hdf5::open_file(path);
+    } catch (const Error&) {
+      if (!is_zip(path)) throw;
+    }
+  return Description(path).write();
 }
 
 std::filesystem::path main_file(const std::filesystem::path& path) {
-  const auto document = root_document(path);
-  return document.empty() ? path : document;
+  std::error_code none;
+  if (std::filesystem::is_directory(path, none))
+    for (const auto* name : {"zarr.json", ".zgroup", ".zarray"})
+      if (std::filesystem::exists(path / name, none)) return path / name;
+  return path;
 }
 
 }  // namespace muster::detail::zarr

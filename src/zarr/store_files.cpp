@@ -3,14 +3,11 @@
 #include "hdf5/codecs.hpp"
 #include "hdf5/handle.hpp"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <map>
 #include <set>
 #include <utility>
 
@@ -24,99 +21,6 @@ namespace {
                       : std::strerror(error),
               is_link ? "Put the data themselves there" : hdf5::retry_reading);
 }
-
-class Folder final : public StoreFiles {
- public:
-  explicit Folder(const std::filesystem::path& path)
-      : root_(path, ::open(path.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC)) {
-    if (root_.descriptor() < 0) fail(path, errno);
-  }
-
-  std::vector<std::string> list(const std::string& folder) const override {
-    std::vector<std::string> found;
-    const auto opened = open_at(folder + ".", O_RDONLY | O_DIRECTORY);
-    const int copy = opened.descriptor() < 0 ? -1 : ::fcntl(opened.descriptor(), F_DUPFD_CLOEXEC, 0);
-    const std::unique_ptr<DIR, int (*)(DIR*)> names(copy < 0 ? nullptr : ::fdopendir(copy), ::closedir);
-    if (!names) fail(opened.path(), errno);
-    while (const auto* entry = ::readdir(names.get())) {
-      const std::string name = entry->d_name;
-      struct stat status {};
-      if (name != "." && name != ".." &&
-          ::fstatat(opened.descriptor(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0 &&
-          (S_ISDIR(status.st_mode) || S_ISLNK(status.st_mode)))
-        found.push_back(name);
-    }
-    std::ranges::sort(found);
-    return found;
-  }
-
-  std::optional<StoredFile> open(const std::string& name) const override {
-    auto file = std::make_shared<const File>(open_at(name, O_RDONLY | O_NONBLOCK));  // without it a pipe would wait
-    if (file->descriptor() < 0 && errno == ENOENT) return {};
-    struct stat status {};
-    if (file->descriptor() < 0 || ::fstat(file->descriptor(), &status) != 0) fail(file->path(), errno);
-    if (!S_ISREG(status.st_mode))
-      throw Error(ExitCode::data, "reading " + file->path().string(), "it is a folder or a device, and no file",
-                  damaged);
-    const auto size = static_cast<std::uint64_t>(status.st_size);
-    const auto& time = status.st_mtim;
-    const auto version =
-        (static_cast<std::uint64_t>(time.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(time.tv_nsec)) ^
-        static_cast<std::uint64_t>(status.st_ino) << 20 ^ size << 40;
-    return StoredFile(file, {.bytes = size, .unpacked_bytes = size}, version, file->path().string());
-  }
-
- private:
-  /// Opens part by part, so that no link is followed. Without a descriptor, with errno, if that fails.
-  File open_at(const std::string& name, int flags) const {
-    File folder(root_.path(), -1);
-    std::size_t begin = 0;
-    const auto open_part = [&](const std::string& part, int how) {
-      return File(root_.path() / name, ::openat(begin == 0 ? root_.descriptor() : folder.descriptor(), part.c_str(),
-                                                how | O_NOFOLLOW | O_CLOEXEC));
-    };
-    for (auto end = name.find('/'); end != std::string::npos; begin = end + 1, end = name.find('/', begin)) {
-      folder = open_part(name.substr(begin, end - begin), O_PATH | O_DIRECTORY);
-      if (folder.descriptor() < 0) return folder;
-    }
-    return open_part(name.substr(begin), flags);
-  }
-
-  const File root_;
-};
-
-class Zip final : public StoreFiles {
- public:
-  explicit Zip(const std::filesystem::path& path) : file_(std::make_shared<const File>(path, File::Mode::read)) {
-    auto records = read_zip_directory(*file_, /*may_repeat=*/true);
-    if (!records) throw Error(ExitCode::data, "opening " + path.string(), "it is not a whole zip archive", damaged);
-    records_ = std::move(*records);
-  }
-
-  std::vector<std::string> list(const std::string& folder) const override {
-    std::set<std::string> found;
-    for (auto next = records_.lower_bound(folder); next != records_.end() && next->first.starts_with(folder);) {
-      const auto end = next->first.find('/', folder.size());
-      const bool is_file = end == std::string::npos;
-      if (!is_file) found.insert(next->first.substr(folder.size(), end - folder.size()));
-      next = is_file ? std::next(next) : records_.lower_bound(next->first.substr(0, end) + static_cast<char>('/' + 1));
-    }
-    std::erase_if(found, [](const auto& name) {
-      return name.empty() || name == "." || name == ".." || name.find('\0') != name.npos;
-    });
-    return {found.begin(), found.end()};
-  }
-
-  std::optional<StoredFile> open(const std::string& name) const override {
-    const auto found = records_.find(name);
-    if (found == records_.end()) return {};
-    return StoredFile(file_, found->second, /*version=*/0, file_->path().string() + ":" + name);
-  }
-
- private:
-  std::shared_ptr<const File> file_;
-  std::map<std::string, ZipRecord> records_;
-};
 
 }  // namespace
 
@@ -138,7 +42,7 @@ void StoredFile::read(std::span<std::byte> into, std::uint64_t offset) const {
                 "Store the files in the archive as they are, as zarr's ZipStore does");
   std::vector<std::byte> packed(record_.bytes);
   file_->read_at(packed, record_.offset);
-  if (!hdf5::inflate(hdf5::Deflated::bare, packed, into))
+  if (!hdf5::bare_decoder("deflate")(packed, into))
     throw Error(ExitCode::data, "reading " + shown_, "it does not unpack to the size that the archive announces",
                 damaged);
 }
@@ -147,9 +51,71 @@ void StoredFile::will_read(std::uint64_t offset, std::uint64_t bytes) const noex
   file_->will_read(record_.offset + (record_.stored ? offset : 0), record_.stored ? bytes : record_.bytes);
 }
 
-std::shared_ptr<const StoreFiles> open_store_files(const std::filesystem::path& path) {
-  if (std::filesystem::is_directory(path)) return std::make_shared<Folder>(path);
-  return std::make_shared<Zip>(path);
+StoreFiles::StoreFiles(const std::filesystem::path& path) {
+  if (std::filesystem::is_directory(path)) {
+    root_ = std::make_shared<const File>(path, ::open(path.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+    if (root_->descriptor() < 0) fail(path, errno);
+    return;
+  }
+  root_ = std::make_shared<const File>(path, File::Mode::read);
+  records_ = read_zip_directory(*root_, /*may_repeat=*/true);
+  if (!records_) throw Error(ExitCode::data, "opening " + path.string(), "it is not a whole zip archive", damaged);
+}
+
+std::vector<std::string> StoreFiles::list(const std::string& folder) const try {
+  std::set<std::string> found;
+  if (records_) {
+    for (auto next = records_->lower_bound(folder); next != records_->end() && next->first.starts_with(folder);) {
+      const auto end = next->first.find('/', folder.size());
+      const bool is_file = end == std::string::npos;
+      if (!is_file) found.insert(next->first.substr(folder.size(), end - folder.size()));
+      next = is_file ? std::next(next) : records_->lower_bound(next->first.substr(0, end) + static_cast<char>('/' + 1));
+    }
+    std::erase_if(found, [](const auto& name) {
+      return name.empty() || name == "." || name == ".." || name.find('\0') != name.npos;
+    });
+  } else {
+    for (const auto& entry : std::filesystem::directory_iterator(root_->path() / folder))
+      if (entry.is_symlink() || entry.is_directory()) found.insert(entry.path().filename());
+  }
+  return {found.begin(), found.end()};
+} catch (const std::filesystem::filesystem_error& error) {
+  fail(root_->path() / folder, error.code().value());
+}
+
+std::optional<StoredFile> StoreFiles::open(const std::string& name) const {
+  if (records_) {
+    const auto found = records_->find(name);
+    if (found == records_->end()) return {};
+    return StoredFile(root_, found->second, /*version=*/0, root_->path().string() + ":" + name);
+  }
+  auto file = std::make_shared<const File>(open_part_by_part(name));
+  if (file->descriptor() < 0 && errno == ENOENT) return {};
+  struct stat status {};
+  if (file->descriptor() < 0 || ::fstat(file->descriptor(), &status) != 0) fail(file->path(), errno);
+  if (!S_ISREG(status.st_mode))
+    throw Error(ExitCode::data, "reading " + file->path().string(), "it is a folder or a device, and no file", damaged);
+  const auto size = static_cast<std::uint64_t>(status.st_size);
+  const auto& time = status.st_mtim;
+  const auto version =
+      (static_cast<std::uint64_t>(time.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(time.tv_nsec)) ^
+      static_cast<std::uint64_t>(status.st_ino) << 20 ^ size << 40;
+  return StoredFile(file, {.bytes = size, .unpacked_bytes = size}, version, file->path().string());
+}
+
+/// So that no link is followed. Without a descriptor, with errno, if the file cannot be opened.
+File StoreFiles::open_part_by_part(const std::string& name) const {
+  File opened(root_->path(), -1);
+  for (std::size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
+    end = name.find('/', begin);
+    const int how = end == std::string::npos ? O_RDONLY | O_NONBLOCK : O_PATH | O_DIRECTORY;  // a pipe would wait
+    const int at = begin == 0 ? root_->descriptor() : opened.descriptor();
+    File part(root_->path() / name,
+              ::openat(at, name.substr(begin, end - begin).c_str(), how | O_NOFOLLOW | O_CLOEXEC));
+    if (part.descriptor() < 0) return part;
+    opened = std::move(part);
+  }
+  return opened;
 }
 
 }  // namespace muster::detail::zarr

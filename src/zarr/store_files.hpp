@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -42,14 +43,19 @@ class StoredFile {
 /// of it is ever read.
 class StoreFiles {
  public:
-  virtual ~StoreFiles() = default;
-  /// The names inside the folder `folder`, which is empty or ends with a slash, sorted: folders and links.
-  virtual std::vector<std::string> list(const std::string& folder) const = 0;
-  /// The file; none if it does not exist.
-  virtual std::optional<StoredFile> open(const std::string& name) const = 0;
-};
+  /// The folder or the zip archive at `path`. Throws an Error (ExitCode::data) if it is neither, or damaged.
+  explicit StoreFiles(const std::filesystem::path& path);
 
-/// The folder or the zip archive at `path`. Throws an Error (ExitCode::data) if it is neither, or damaged.
-std::shared_ptr<const StoreFiles> open_store_files(const std::filesystem::path& path);
+  /// The names inside the folder `folder`, which is empty or ends with a slash, sorted: folders and links.
+  std::vector<std::string> list(const std::string& folder) const;
+  /// The file; none if it does not exist.
+  std::optional<StoredFile> open(const std::string& name) const;
+
+ private:
+  File open_part_by_part(const std::string& name) const;
+
+  std::shared_ptr<const File> root_;
+  std::optional<std::map<std::string, ZipRecord>> records_;  ///< none for a folder
+};
 
 }  // namespace muster::detail::zarr

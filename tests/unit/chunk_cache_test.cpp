@@ -122,6 +122,19 @@ TEST(ChunkCache, DropsAChunkFirstIfAllItsRowsWereTaken) {
   EXPECT_FALSE(has(6));
 }
 
+TEST(ChunkCache, DropsAChunkOnDemandIfAllItsRowsWereTaken) {
+  ChunkCache cache(100);
+  const int column = 0;
+  cache.keep({&column, 1}, cache.new_chunk(1), 60, 4, 3);
+  EXPECT_FALSE(cache.has_room(60));
+  cache.drop_taken({&column, 1});
+  EXPECT_NE(cache.find({&column, 1}, 1), nullptr) << "a row was left";
+  cache.drop_taken({&column, 1});
+  EXPECT_EQ(cache.find({&column, 1}, 0), nullptr);
+  EXPECT_TRUE(cache.has_room(60));
+  cache.drop_taken({&column, 1});
+}
+
 TEST(ChunkCache, SharesItsLimit) {
   ChunkCache cache(100);
   cache.lower_limit(60);

@@ -129,6 +129,32 @@ TEST(ChunkedData, LargeChunksAreDecodedByManyThreads) {
   }
 }
 
+TEST(ChunkedData, ChunksThatGoToBatchesInOnePieceAreKeptWhenTheyComeAgain) {
+  const Folder folder;
+  at::Tensor values;
+  {
+    H5File file(folder.file("a.h5"));
+    values = add(file, "x", {200, 64, 128}, {7, 64, 128}, deflate);
+  }
+  const auto pass = [&](const Dataset& dataset) {
+    for (std::int64_t first = 0; first < 200; first += 28) {
+      Samples rows(static_cast<std::size_t>(std::min<std::int64_t>(28, 200 - first)));
+      std::iota(rows.begin(), rows.end(), first);
+      expect_rows(dataset, "x", values, rows, std::to_string(first));
+    }
+  };
+  for (const std::int64_t cache : {0, 1 << 20, 1 << 28}) {
+    const auto dataset = Dataset::from_hdf5({folder.file("a.h5")}, {.cache_bytes = cache});
+    for (int passes = 0; passes < 3; ++passes) pass(dataset);
+  }
+  const Dataset once(folder.file("a.h5")), twice(folder.file("a.h5"));
+  pass(once);
+  for (int passes = 0; passes < 2; ++passes) pass(twice);
+  std::filesystem::resize_file(folder.file("a.h5"), 2048);
+  EXPECT_NE(error_of([&] { pass(once); }).find("shorter"), std::string::npos);
+  pass(twice);
+}
+
 TEST(ChunkedData, ChunksThatWereNeverWrittenAreFilled) {
   const Folder folder;
   const auto with_fill = [](hid_t creation) {

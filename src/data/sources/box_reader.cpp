@@ -1,6 +1,6 @@
 #include "data/sources/box_reader.hpp"
 
-#include "data/sources/runs.hpp"
+#include "base/runs.hpp"
 #include "data/sources/scattered_read.hpp"
 
 #include <algorithm>
@@ -121,33 +121,20 @@ class ChunkedArrayReader::Use final : public ChunkUse {
 
   std::span<const WantedChunk> chunks() const { return chunks_; }
 
-  void copy(std::size_t i, const std::byte* chunk) const override {
-    each_shared_run(i, [chunk](std::size_t in_chunk, std::byte* into, std::size_t bytes) {
-      std::memcpy(into, chunk + in_chunk, bytes);
-    });
-  }
-  void fill(std::size_t i, std::span<const std::byte> value) const override {
-    each_shared_run(i, [value](std::size_t, std::byte* into, std::size_t bytes) {
-      for (std::size_t at = 0; at < bytes; at += value.size()) std::ranges::copy(value, into + at);
-    });
-  }
   bool read_directly(std::size_t i, std::uint64_t offset, ScatteredRead& pieces) const override {
     std::size_t pieces_of_chunk = 0, shortest = short_piece;
-    each_shared_run(i, [&](std::size_t, std::byte*, std::size_t bytes) {
+    each_piece(i, [&](std::size_t, std::byte*, std::size_t bytes) {
       ++pieces_of_chunk;
       shortest = std::min(shortest, bytes);
     });
     const bool is_worth_it = shortest == short_piece || pieces_of_chunk * cost_of_piece < reader_.chunk_bytes_;
     if (!is_worth_it && reader_.array_.chunks->can_keep()) return false;
-    each_shared_run(i, [&](std::size_t in_chunk, std::byte* into, std::size_t bytes) {
+    each_piece(i, [&](std::size_t in_chunk, std::byte* into, std::size_t bytes) {
       pieces.add(offset + in_chunk, into, bytes);
     });
     return true;
   }
-
- private:
-  /// Calls action(offset in the chunk, destination, bytes) for each piece of the chunk that a box wants.
-  void each_shared_run(std::size_t i, auto&& action) const {
+  void each_piece(std::size_t i, const Piece& action) const override {
     const auto& chunk = reader_.array_.chunk;
     const auto rank = chunk.size();
     std::vector<std::int64_t> origin(rank), in_chunk(rank), in_box(rank), size(rank);
@@ -168,6 +155,7 @@ class ChunkedArrayReader::Use final : public ChunkUse {
     }
   }
 
+ private:
   const ChunkedArrayReader& reader_;
   std::span<const Box> boxes_;
   std::span<const std::size_t> strides_;

@@ -43,6 +43,22 @@ void ChunkCache::keep(const Key& key, Chunk chunk, std::size_t bytes, std::int64
   take(kept_.begin(), taken);
 }
 
+void ChunkCache::drop_taken(const Key& key) {
+  Chunk dropped;  // freed without the lock
+  const std::lock_guard lock(mutex_);
+  const auto found = places_.find(key);
+  if (found == places_.end() || found->second->taken > 0) return;
+  dropped = std::move(found->second->chunk);
+  used_ -= found->second->bytes;
+  kept_.erase(found->second);
+  places_.erase(found);
+}
+
+bool ChunkCache::has_room(std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  return used_ + bytes <= limit_;
+}
+
 std::list<ChunkCache::Kept> ChunkCache::take_all() {
   const std::lock_guard lock(mutex_);
   used_ = 0;

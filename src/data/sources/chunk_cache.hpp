@@ -33,6 +33,10 @@ class ChunkCache {
   Chunk find(const Key& key, std::int64_t rows);
   /// Keeps a chunk that fits(), unless the cache has it. It has `rows`, and `taken` of them are taken now.
   void keep(const Key& key, Chunk chunk, std::size_t bytes, std::int64_t rows, std::int64_t taken);
+  /// Drops the chunk if all of its rows were taken.
+  void drop_taken(const Key& key);
+  /// True if a chunk of this size can be kept without dropping another one.
+  bool has_room(std::size_t bytes);
   struct Kept {
     Key key;
     Chunk chunk;

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "base/export.hpp"
-#include "data/sources/runs.hpp"
+#include "base/runs.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -37,10 +37,10 @@ class MUSTER_INTERNAL_API ChunkLayout {
   /// the run in the chunk and in the row, in bytes.
   template <class Action>
   void each_run(const Part& part, Action&& action) const {
-    data::each_run(part.size, chunk_strides_, row_strides_, value_bytes_,
-                   [&](std::size_t in_chunk, std::size_t in_row, std::size_t bytes) {
-                     action(in_chunk, part.in_row + in_row, bytes);
-                   });
+    detail::each_run(part.size, chunk_strides_, row_strides_, value_bytes_,
+                     [&](std::size_t in_chunk, std::size_t in_row, std::size_t bytes) {
+                       action(in_chunk, part.in_row + in_row, bytes);
+                     });
   }
 
  private:

@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <utility>
@@ -17,19 +18,6 @@ namespace {
 constexpr std::size_t work_to_share = 1 << 20;  ///< bytes; to wake threads for less costs more than it saves
 constexpr std::size_t requests_ahead = 16;      ///< chunks
 constexpr std::size_t most_at_once = 1 << 16;   ///< chunks; a row of a damaged file may have any number
-
-/// The value of chunks that were never written, as they would be stored. Zero if there is none.
-std::vector<std::byte> fill_value(hid_t dataset, hid_t stored, std::size_t value_bytes, const std::string& doing) {
-  const auto creation = hdf5::dataset_property(dataset, H5Dget_create_plist, doing);
-  std::vector<std::byte> value(value_bytes);
-  H5D_fill_value_t status{};
-  H5D_fill_time_t time{};
-  hdf5::check(H5Pfill_value_defined(creation.get(), &status), doing);
-  hdf5::check(H5Pget_fill_time(creation.get(), &time), doing);
-  if (status != H5D_FILL_VALUE_UNDEFINED && time != H5D_FILL_TIME_NEVER)
-    hdf5::check(H5Pget_fill_value(creation.get(), stored, value.data()), doing);
-  return value;
-}
 
 /// Has the kernel provide the pages of a large piece of memory at once, which takes it half the time of doing so page
 /// by page.
@@ -47,12 +35,36 @@ void map_pages(std::span<std::byte> memory) {
 /// Chunks that are only to be kept.
 class NoUse final : public ChunkUse {
  public:
-  void copy(std::size_t, const std::byte*) const override {}
-  void fill(std::size_t, std::span<const std::byte>) const override {}
+  void each_piece(std::size_t, const Piece&) const override {}
   bool read_directly(std::size_t, std::uint64_t, ScatteredRead&) const override { return false; }
 };
 
+const NoUse no_use;
+
 }  // namespace
+
+void ChunkUse::copy(std::size_t i, const std::byte* chunk) const {
+  each_piece(
+      i, [&](std::size_t in_chunk, std::byte* into, std::size_t bytes) { std::memcpy(into, chunk + in_chunk, bytes); });
+}
+
+void ChunkUse::fill(std::size_t i, std::span<const std::byte> value) const {
+  each_piece(i, [&](std::size_t, std::byte* into, std::size_t bytes) {
+    for (std::size_t at = 0; at < bytes; at += value.size()) std::ranges::copy(value, into + at);
+  });
+}
+
+std::byte* ChunkUse::whole(std::size_t i, std::size_t bytes) const {
+  std::byte* begin = nullptr;
+  std::size_t done = 0;
+  bool is_whole = true;
+  each_piece(i, [&](std::size_t in_chunk, std::byte* into, std::size_t of_piece) {
+    if (done == 0) begin = into;
+    is_whole = is_whole && in_chunk == done && into == begin + done;
+    done += of_piece;
+  });
+  return is_whole && done == bytes ? begin : nullptr;
+}
 
 int decoding_threads() { return std::min(4, count_usable_cores() - 1); }
 
@@ -70,7 +82,7 @@ void ChunkDecoding::end_threads() {
   if (direct) direct->rest();
 }
 
-ChunkReader::ChunkReader(hdf5::Handle dataset, hid_t stored, std::size_t value_bytes, hdf5::ChunkIndex index,
+ChunkReader::ChunkReader(hdf5::Handle dataset, std::vector<std::byte> fill_value, hdf5::ChunkIndex index,
                          hdf5::FilterPipeline pipeline, std::size_t chunk_bytes, ChunkDecoding& decoding,
                          std::string shown)
     : dataset_(std::move(dataset)),
@@ -79,7 +91,7 @@ ChunkReader::ChunkReader(hdf5::Handle dataset, hid_t stored, std::size_t value_b
       decoding_(decoding),
       shown_(std::move(shown)),
       places_(std::move(index), decoding.places_left),
-      fill_value_(fill_value(dataset_.get(), stored, value_bytes, "reading " + shown_)) {
+      fill_value_(std::move(fill_value)) {
   if (places_.foreign()) decoding_.foreign.push_back(places_.foreign());
 }
 
@@ -103,7 +115,7 @@ void ChunkReader::read(const File& bytes, std::span<const WantedChunk> wanted, c
 void ChunkReader::expect(const File& bytes, std::span<const WantedChunk> wanted, Ahead how) {
   if (!can_keep()) return;
   if (how == Ahead::decode)
-    read(bytes, wanted, NoUse());
+    read(bytes, wanted, no_use);
   else
     request(bytes, wanted);
 }
@@ -133,8 +145,10 @@ bool ChunkReader::use_kept(const WantedChunk& wanted, std::size_t i, const Chunk
       return true;
     }
   const auto chunk = keeps_ ? decoding_.cache.find({this, wanted.number}, wanted.taken) : nullptr;
-  if (chunk) use.copy(i, chunk.get());
-  return chunk != nullptr;
+  if (!chunk) return false;
+  use.copy(i, chunk.get());
+  if (wanted.is_over && !has_come(wanted.number)) decoding_.cache.drop_taken({this, wanted.number});
+  return true;
 }
 
 void ChunkReader::read_missing(const File& bytes, std::span<const WantedChunk> wanted,
@@ -151,13 +165,41 @@ void ChunkReader::read_missing(const File& bytes, std::span<const WantedChunk> w
     if (!stored[m].is_stored)
       use.fill(missing[m], fill_value_);
     else if (!is_plain || !use.read_directly(missing[m], stored[m].offset, pieces))
-      to_decode.push_back({wanted[missing[m]], stored[m], missing[m]});
+      to_decode.push_back({wanted[missing[m]], stored[m], missing[m], &use});
   }
   pieces.finish();
-  decode_all(bytes, to_decode, use);
+  // In order are chunks without gaps that follow those of the last read, or begin with its last one.
+  const auto next = wanted.back().number + 1, last_next = next_.exchange(next),
+             ahead = last_next - wanted.front().number;
+  const bool is_in_order = (ahead == 0 || ahead == 1) && next - wanted.front().number == std::ssize(wanted);
+  if (is_in_order && !to_decode.empty() && missing.back() + 1 == wanted.size()) add_next(wanted.back(), to_decode);
+  decode_all(bytes, to_decode);
 }
 
-void ChunkReader::decode_all(const File& bytes, std::span<const ChunkToDecode> chunks, const ChunkUse& use) {
+/// Adds the chunks after `last` that are worth decoding along with these, because otherwise threads would have nothing
+/// to do: the next batch of a pass in order needs them.
+void ChunkReader::add_next(const WantedChunk& last, std::vector<ChunkToDecode>& chunks) {
+  const auto threads = decoding_.threads.start() + 1;
+  constexpr std::size_t many = 8;  // chunks of each thread, beside which it does not matter that some wait at the end
+  const auto least = std::max(chunks.size(), (work_to_share - 1) / chunk_bytes_ + 1);
+  const auto wanted = (least + threads - 1) / threads * threads;
+  if (threads == 1 || chunks.size() >= many * threads || !can_keep() ||
+      !decoding_.cache.fits(2 * wanted * chunk_bytes_))
+    return;
+  std::vector<std::int64_t> numbers;
+  for (auto number = last.number + 1; number < places_.count() && chunks.size() + numbers.size() < wanted; ++number) {
+    if (use_kept({number, last.rows, 0}, 0, no_use)) break;
+    numbers.push_back(number);
+  }
+  try {
+    const auto stored = places_.of(numbers);
+    for (std::size_t i = 0; i < numbers.size(); ++i)
+      if (stored[i].is_stored) chunks.push_back({{numbers[i], last.rows, 0}, stored[i], 0, &no_use});
+  } catch (const Error&) {  // the batch that needs the chunk meets the same error
+  }
+}
+
+void ChunkReader::decode_all(const File& bytes, std::span<const ChunkToDecode> chunks) {
   const auto for_each = [&](std::span<const ChunkToDecode> of, const std::function<void(std::size_t)>& work) {
     const auto request = [&](std::size_t n) {
       if (n >= of.size()) return;
@@ -175,46 +217,67 @@ void ChunkReader::decode_all(const File& bytes, std::span<const ChunkToDecode> c
     if (of.size() * chunk_bytes_ >= work_to_share) return decoding_.threads.run(of.size(), work_after_request);
     for (std::size_t n = 0; n < of.size(); ++n) work_after_request(n);
   };
-  const auto* const slots = this->slots();
-  if (slots == nullptr)
-    return for_each(chunks, [&](std::size_t n) { decode_for_rank(bytes, chunks[n], use, can_keep()); });
   // Chunks that others are decoding come last: then most of them are ready.
   std::vector<char> is_claimed(chunks.size());  // not of bool, since threads write to neighbours
-  for_each(chunks, [&](std::size_t n) { is_claimed[n] = !decode_for_node(bytes, chunks[n], use, *slots); });
+  for_each(chunks, [&](std::size_t n) {
+    try {
+      if (const auto* const slots = this->slots())
+        is_claimed[n] = !decode_for_node(bytes, chunks[n], *slots);
+      else
+        decode_for_rank(bytes, chunks[n], can_keep());
+    } catch (const Error&) {
+      if (chunks[n].use != &no_use) throw;  // the batch that needs the chunk meets the same error
+    }
+  });
   std::vector<ChunkToDecode> left;
   for (std::size_t n = 0; n < chunks.size(); ++n)
-    if (is_claimed[n]) left.push_back(chunks[n]);
+    if (is_claimed[n] && chunks[n].use != &no_use) left.push_back(chunks[n]);
   for_each(left, [&](std::size_t n) {
-    if (!use_kept(left[n].wanted, left[n].i, use)) decode_for_rank(bytes, left[n], use, /*keep=*/false);
+    if (!use_kept(left[n].wanted, left[n].i, *left[n].use)) decode_for_rank(bytes, left[n], /*keep=*/false);
   });
 }
 
 /// Decodes a chunk for all ranks of the node. False if another rank or thread has claimed it.
-bool ChunkReader::decode_for_node(const File& bytes, const ChunkToDecode& chunk, const ChunkUse& use,
-                                  const node::SharedSlots& slots) {
+bool ChunkReader::decode_for_node(const File& bytes, const ChunkToDecode& chunk, const node::SharedSlots& slots) {
   auto claim = slots.claim(*group_, static_cast<std::size_t>(chunk.wanted.number));
   if (!claim) return false;
   if (claim->reserve()) {
     map_pages(claim->memory());
     decode(bytes, chunk, claim->memory());
     claim->finish();
-    use.copy(chunk.i, claim->memory().data());
+    chunk.use->copy(chunk.i, claim->memory().data());
   } else {
     claim.reset();
-    decode_for_rank(bytes, chunk, use, can_keep());
+    decode_for_rank(bytes, chunk, can_keep());
   }
   return true;
 }
 
-/// Decodes a chunk for this rank alone. `keep`: in its cache.
-void ChunkReader::decode_for_rank(const File& bytes, const ChunkToDecode& chunk, const ChunkUse& use, bool keep) {
+/// True if the chunk has been read in order before.
+bool ChunkReader::has_come(std::int64_t number) {
+  const std::lock_guard lock(mutex_);
+  come_.resize(static_cast<std::size_t>(std::min(places_.count(), ChunkPlaces::most_of_dataset)));
+  if (std::cmp_greater_equal(number, come_.size())) return false;
+  auto&& chunk = come_[static_cast<std::size_t>(number)];
+  const bool before = chunk;
+  chunk = true;
+  return before;
+}
+
+/// Decodes a chunk for this rank alone. `keep`: in its cache. One that is read in order stays only when it comes again:
+/// fresh memory takes long beside fast codecs, and many data are read once.
+void ChunkReader::decode_for_rank(const File& bytes, const ChunkToDecode& chunk, bool keep) {
   thread_local hdf5::Buffer not_kept;
+  const auto& wanted = chunk.wanted;
+  auto* const whole = chunk.use->whole(chunk.i, chunk_bytes_);
+  if (keep && (whole != nullptr || (wanted.is_over && wanted.taken == wanted.rows)))
+    keep = has_come(wanted.number) && decoding_.cache.has_room(chunk_bytes_);
+  if (whole != nullptr && !keep) return decode(bytes, chunk, {whole, chunk_bytes_});
   const auto kept = keep ? decoding_.cache.new_chunk(chunk_bytes_) : nullptr;
   const auto decoded = kept ? std::span(kept.get(), chunk_bytes_) : not_kept.take(chunk_bytes_);
   if (kept) map_pages(decoded);
   decode(bytes, chunk, decoded);
-  use.copy(chunk.i, decoded.data());
-  const auto& wanted = chunk.wanted;
+  chunk.use->copy(chunk.i, decoded.data());
   if (kept) decoding_.cache.keep({this, wanted.number}, kept, chunk_bytes_, wanted.rows, wanted.taken);
 }
 

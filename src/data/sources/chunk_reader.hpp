@@ -17,7 +17,9 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -50,16 +52,24 @@ struct ChunkDecoding {
 struct WantedChunk {
   std::int64_t number = 0;
   std::int64_t rows = 0, taken = 0;  ///< all of its rows, and how many this read takes
+  bool is_over = false;              ///< the last ones are taken, in order: a pass in order has no more of it
 };
 
 /// What to do with the chunks of a read; `i` is the place of the chunk among the wanted ones. Several threads may call
-/// copy() at once.
+/// it at once.
 class ChunkUse {
  public:
+  /// A piece of a chunk: where it begins, where it goes to, and its bytes.
+  using Piece = std::function<void(std::size_t in_chunk, std::byte* into, std::size_t bytes)>;
+
   virtual ~ChunkUse() = default;
-  virtual void copy(std::size_t i, const std::byte* chunk) const = 0;
+  /// Calls action() for each piece that is wanted.
+  virtual void each_piece(std::size_t i, const Piece& action) const = 0;
+  void copy(std::size_t i, const std::byte* chunk) const;
   /// The chunk was never written: all its values are `value`.
-  virtual void fill(std::size_t i, std::span<const std::byte> value) const = 0;
+  void fill(std::size_t i, std::span<const std::byte> value) const;
+  /// Where the chunk goes to if all of its bytes are wanted, in one piece; otherwise null.
+  std::byte* whole(std::size_t i, std::size_t bytes) const;
   /// The chunk is stored as it is, at this offset in the file. Adds what is wanted to `pieces`, or returns false, so
   /// that the chunk is read whole.
   virtual bool read_directly(std::size_t i, std::uint64_t offset, ScatteredRead& pieces) const = 0;
@@ -70,8 +80,8 @@ class ChunkUse {
 /// remembered. Thread-safe.
 class ChunkReader {
  public:
-  /// `dataset`: of values of type `stored`; `index` is its own; `decoding` outlives this.
-  ChunkReader(hdf5::Handle dataset, hid_t stored, std::size_t value_bytes, hdf5::ChunkIndex index,
+  /// `fill_value`: as stored; `index`: the dataset's own; `decoding` outlives this.
+  ChunkReader(hdf5::Handle dataset, std::vector<std::byte> fill_value, hdf5::ChunkIndex index,
               hdf5::FilterPipeline pipeline, std::size_t chunk_bytes, ChunkDecoding& decoding, std::string shown);
   /// Keeps no chunks: each use reads what it wants directly.
   void keep_none() noexcept { keeps_ = false; }
@@ -94,16 +104,18 @@ class ChunkReader {
     WantedChunk wanted;
     hdf5::StoredChunk stored;
     std::size_t i;
+    const ChunkUse* use;
   };
   const node::SharedSlots* slots() const noexcept { return group_ ? decoding_.of_node.slots() : nullptr; }
   bool use_kept(const WantedChunk& wanted, std::size_t i, const ChunkUse& use);
   void read_missing(const File& bytes, std::span<const WantedChunk> wanted, std::span<const std::size_t> missing,
                     const ChunkUse& use);
   void request(const File& bytes, std::span<const WantedChunk> wanted);
-  void decode_all(const File& bytes, std::span<const ChunkToDecode> chunks, const ChunkUse& use);
-  bool decode_for_node(const File& bytes, const ChunkToDecode& chunk, const ChunkUse& use,
-                       const node::SharedSlots& slots);
-  void decode_for_rank(const File& bytes, const ChunkToDecode& chunk, const ChunkUse& use, bool keep);
+  void add_next(const WantedChunk& last, std::vector<ChunkToDecode>& chunks);
+  void decode_all(const File& bytes, std::span<const ChunkToDecode> chunks);
+  bool decode_for_node(const File& bytes, const ChunkToDecode& chunk, const node::SharedSlots& slots);
+  void decode_for_rank(const File& bytes, const ChunkToDecode& chunk, bool keep);
+  bool has_come(std::int64_t number);
   void decode(const File& bytes, const ChunkToDecode& chunk, std::span<std::byte> into) const;
 
   hdf5::Handle dataset_;
@@ -114,6 +126,9 @@ class ChunkReader {
   ChunkPlaces places_;
   std::vector<std::byte> fill_value_;
   bool keeps_ = true;
+  std::atomic<std::int64_t> next_ = -1;  ///< the chunk after those of the last read
+  std::mutex mutex_;
+  std::vector<bool> come_;            ///< of the first chunks: it has been read in order
   std::optional<std::size_t> group_;  ///< in NodeChunks; none if the chunks are not encoded
 };
 

@@ -1,7 +1,6 @@
 #include "data/sources/chunked_column.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 namespace muster::detail::data {
@@ -20,30 +19,17 @@ class ChunkedColumn::Use final : public ChunkUse {
   std::vector<WantedChunk> chunks;
   std::vector<std::span<const RowDestination>> rows;  ///< of each chunk
 
-  void copy(std::size_t i, const std::byte* chunk) const override {
-    each_run(i, [chunk](std::size_t in_chunk, std::byte* into, std::size_t bytes) {
-      std::memcpy(into, chunk + in_chunk, bytes);
-    });
-  }
-  void fill(std::size_t i, std::span<const std::byte> value) const override {
-    each_run(i, [value](std::size_t, std::byte* into, std::size_t bytes) {
-      for (std::size_t at = 0; at < bytes; at += value.size()) std::ranges::copy(value, into + at);
-    });
-  }
   bool read_directly(std::size_t i, std::uint64_t offset, ScatteredRead& pieces) const override {
     const auto& layout = column_.layout_;
     const bool is_worth_it =
         layout.holds_whole_rows() || layout.has_runs_of(short_piece, layout.part(chunks[i].number));
     if (!is_worth_it && column_.chunks_->can_keep()) return false;
-    each_run(i, [&](std::size_t in_chunk, std::byte* into, std::size_t bytes) {
+    each_piece(i, [&](std::size_t in_chunk, std::byte* into, std::size_t bytes) {
       pieces.add(offset + in_chunk, into, bytes);
     });
     return true;
   }
-
- private:
-  /// Calls action(place in the chunk, destination, bytes) for each run of the wanted rows.
-  void each_run(std::size_t i, auto&& action) const {
+  void each_piece(std::size_t i, const Piece& action) const override {
     const auto& layout = column_.layout_;
     const auto offset = [&](std::int64_t row) {
       return static_cast<std::size_t>(row % layout.rows_per_chunk()) * layout.row_bytes_in_chunk();
@@ -61,6 +47,7 @@ class ChunkedColumn::Use final : public ChunkUse {
     }
   }
 
+ private:
   const ChunkedColumn& column_;
 };
 
@@ -84,7 +71,11 @@ void ChunkedColumn::read(const File& bytes, std::span<const RowDestination> want
   for (std::size_t begin = 0, end = 0; begin < wanted.size(); begin = end) {
     const auto row_of_chunks = wanted[begin].row / per_chunk;
     while (end < wanted.size() && wanted[end].row / per_chunk == row_of_chunks) ++end;
-    each_chunk(row_of_chunks, static_cast<std::int64_t>(end - begin), [&](const WantedChunk& chunk) {
+    const auto taken = static_cast<std::int64_t>(end - begin);
+    const auto last = wanted[end - 1].row;
+    const bool is_in_order = taken > 1 && last - wanted[begin].row == taken - 1;
+    each_chunk(row_of_chunks, taken, [&](WantedChunk chunk) {
+      chunk.is_over = is_in_order && last % per_chunk == chunk.rows - 1;
       use.chunks.push_back(chunk);
       use.rows.push_back(wanted.subspan(begin, end - begin));
       if (use.chunks.size() == most_chunks) read();

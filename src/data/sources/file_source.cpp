@@ -2,11 +2,11 @@
 
 #include "base/text.hpp"
 #include "muster/error.hpp"
-#include "zarr/open_file.hpp"
 
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <utility>
 
 namespace muster::detail::data {
@@ -106,7 +106,7 @@ void FileSource::add_file(DataFile& file, const Schema& schema, std::int64_t sam
   file.first = count_;
   if (__builtin_add_overflow(count_, samples, &count_))
     throw Error(ExitCode::data, doing, "its files have more samples than can be counted", "Make them again");
-  if (!zarr::is_store(file.path)) open_files_.push_back(&*file.bytes);
+  if (std::error_code none; !std::filesystem::is_directory(file.path, none)) open_files_.push_back(&*file.bytes);
 }
 
 bool FileSource::keep_whole(LibraryArray* library, double bytes) {

@@ -69,7 +69,7 @@ class FileSource : public Source {
 
   const std::vector<std::string> paths_;
   std::unique_ptr<ChunkDecoding> decoding_;
-  std::vector<const File*> open_files_;  ///< without Zarr stores, which are many files each
+  std::vector<const File*> open_files_;  ///< without folders of Zarr, which are many files each
   std::int64_t count_ = 0;
   Schema schema_;
   Blocks blocks_;

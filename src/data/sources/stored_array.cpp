@@ -108,7 +108,8 @@ StoredArray open_array(hid_t file, const File& bytes, const std::string& name, s
     array.chunk = index.chunk_shape();
     if (reads_file && pipeline.decodes() && index.locates()) {
       const auto chunk_bytes = size_of(array.chunk, value_bytes, doing, "the shape of its chunks");
-      array.chunks = std::make_unique<ChunkReader>(std::move(dataset), type.get(), value_bytes, std::move(index),
+      auto fill_value = hdf5::fill_value(creation.get(), type.get(), doing);
+      array.chunks = std::make_unique<ChunkReader>(std::move(dataset), std::move(fill_value), std::move(index),
                                                    std::move(pipeline), chunk_bytes, decoding, std::move(shown));
       share_encoded(array, bytes);
       return array;

@@ -8,10 +8,10 @@
 #include "muster/error.hpp"
 #include "watch/time_use.hpp"
 #include "watch/trace.hpp"
-#include "zarr/open_file.hpp"
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <iterator>
 #include <optional>
 #include <utility>
@@ -124,7 +124,7 @@ class WindowSource final : public FileSource {
     if (options_.mask) apply_mask();
     count_ = left_ ? left_->size() : grid_->size();
     for (const auto& file : files_)
-      if (!zarr::is_store(file.path)) open_files_.push_back(&file.bytes);
+      if (std::error_code none; !std::filesystem::is_directory(file.path, none)) open_files_.push_back(&file.bytes);
     const hdf5::Lock lock;
     share_memory();
   }

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <span>
 
-namespace muster::detail::data {
+namespace muster::detail {
 
 /// The values of a run follow one another in both arrays. The runs of a box are counted along its first `outer`
 /// dimensions.
@@ -47,4 +47,4 @@ void each_run(std::span<const std::int64_t> size, std::span<const std::size_t> a
   }
 }
 
-}  // namespace muster::detail::data
+}  // namespace muster::detail
