@@ -249,7 +249,7 @@ void Reducer::prepare_round(bool averages) {
   abandon_round();
   correction_ = before_round_ ? before_round_(averages) : Correction{};
   if (averages) unfrozen_ = unfrozen();
-  if (averages && !unfrozen_.empty()) fused_ = nullptr;
+  if (averages && !unfrozen_.empty()) fused_ = nullptr;  // the optimizer's step fuses it again, with its state
   if (has_local_gradients_ && !fused_) average_local_gradients();
   last_round_was_no_sync_ = !averages;
   for (auto& p : parameters_) {
