@@ -1,6 +1,7 @@
 #include "gradients/reducer.hpp"
 
 #include "base/log.hpp"
+#include "comm/progress.hpp"
 #include "gradients/hooks.hpp"
 #include "gradients/prepared_model.hpp"
 #include "gradients/reducer_parameter.hpp"
@@ -244,6 +245,7 @@ bool Reducer::averages(const at::Tensor& parameter) const {
 
 /// Waits for no other rank, except inside join(): with several models, ranks may begin the rounds in different orders.
 void Reducer::prepare_round(bool averages) {
+  if (averages) comm::require_progress(averaging, "");
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   check_parameters();
   abandon_round();
