@@ -5,6 +5,8 @@
 
 #include <unistd.h>
 
+#include <utility>
+
 namespace muster::detail::comm {
 
 World::World(std::shared_ptr<Pool> its_pool, std::vector<int> its_members,

@@ -7,7 +7,6 @@
 #include "checkpoint/merge.hpp"
 #include "comm/mpi_threads.hpp"
 #include "comm/on_ranks.hpp"
-#include "muster/error.hpp"
 #include "state/collect.hpp"
 #include "state/training_position.hpp"
 #include "watch/time_use.hpp"

@@ -4,6 +4,7 @@
 #include "../command_line.hpp"
 #include "../interrupt.hpp"
 #include "../progress_line.hpp"
+#include "base/temporary.hpp"
 #include "base/text.hpp"
 #include "programs.hpp"
 
@@ -206,7 +207,7 @@ void measure_case(const Entry& entry, const Benchmark& benchmark, const Options&
 void measure(const Entry& entry, const Benchmark& benchmark, const Options& options) {
   if (benchmark.check_file) benchmark.check_file(options.file);
   const tool::InterruptGuard interrupt;
-  const ScratchFolder folder;
+  const detail::TemporaryFolder folder("muster-bench-");
   ::setenv(folder_variable, folder.path().c_str(), 1);
   if (options.rounds == 0 && options.cases.size() > 1)
     tool::ProgressLine(options.progress)
