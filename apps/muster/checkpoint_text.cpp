@@ -25,19 +25,12 @@ bool is_numbered(const std::filesystem::path& path) {
 }
 
 const char* status_text(CheckpointStatus status) {
-  switch (status) {
-    case CheckpointStatus::committed:
-      return "";
-    case CheckpointStatus::pending_validation:
-      return "pending";
-    case CheckpointStatus::validated:
-      return "done";
-    case CheckpointStatus::validation_timeout:
-      return "timed out";
-    case CheckpointStatus::validation_failed:
-      return "failed";
-  }
-  return "";
+  using enum CheckpointStatus;
+  return status == pending_validation   ? "pending"
+         : status == validated          ? "done"
+         : status == validation_timeout ? "timed out"
+         : status == validation_failed  ? "failed"
+                                        : "";
 }
 
 }  // namespace

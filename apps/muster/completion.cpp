@@ -4,8 +4,6 @@
 // follows.
 #include "commands.hpp"
 
-#include <muster/error.hpp>
-
 #include <algorithm>
 #include <functional>
 #include <iostream>

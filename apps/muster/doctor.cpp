@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <string>
@@ -19,39 +20,19 @@ namespace {
 constexpr std::size_t most_hosts = 2;  ///< the most hosts that a finding lists by name
 
 std::string name_of(Finding::Severity severity) {
-  switch (severity) {
-    case Finding::Severity::to_mend:
-      return "to_mend";
-    case Finding::Severity::may_pass:
-      return "may_pass";
-    case Finding::Severity::warning:
-      return "warning";
-    default:
-      return "ok";
-  }
+  using enum Finding::Severity;
+  return severity == to_mend ? "to_mend" : severity == may_pass ? "may_pass" : severity == warning ? "warning" : "ok";
 }
 
 std::string mark_of(Finding::Severity severity) {
-  switch (severity) {
-    case Finding::Severity::warning:
-      return "[warn] ";
-    case Finding::Severity::ok:
-      return "[ok]   ";
-    default:
-      return "[bad]  ";
-  }
-}
-
-/// Returns "n1, n2 and 14 more".
-std::string named(const std::vector<std::string>& hosts) {
-  std::string text;
-  for (std::size_t i = 0; i < std::min(hosts.size(), most_hosts); ++i) text += (i == 0 ? "" : ", ") + hosts[i];
-  return hosts.size() <= most_hosts ? text : detail::str(text, " and ", hosts.size() - most_hosts, " more");
+  using enum Finding::Severity;
+  return severity == ok ? "[ok]   " : severity == warning ? "[warn] " : "[bad]  ";
 }
 
 std::string text_of(const Finding& finding, bool names_hosts) {
   std::string text = finding.subject;
-  if (names_hosts && !finding.hosts.empty()) text += " on " + named(finding.hosts);
+  if (names_hosts && !finding.hosts.empty())
+    text += " on " + detail::listed(finding.hosts, most_hosts, std::identity());
   text += ": " + finding.fact;
   if (!finding.remedy.empty()) text += ". " + finding.remedy;
   const auto mark = mark_of(finding.severity);

@@ -12,14 +12,12 @@
 #include <muster/convert.hpp>
 #include <muster/error.hpp>
 
-#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <iostream>
 #include <memory>
 #include <string>
 #include <thread>
-#include <vector>
 
 namespace muster::tool {
 namespace {

@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <ios>
 #include <string>
 #include <utility>
 #include <vector>

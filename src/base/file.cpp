@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -101,18 +102,12 @@ ExitCode mkdir_error_code(int error) noexcept {
 }
 
 const char* kind_of(std::filesystem::file_type type) noexcept {
-  switch (type) {
-    case std::filesystem::file_type::directory:
-      return "a folder";
-    case std::filesystem::file_type::symlink:
-      return "a symbolic link";
-    case std::filesystem::file_type::fifo:
-      return "a pipe";
-    case std::filesystem::file_type::socket:
-      return "a socket";
-    default:
-      return "a device";
-  }
+  using enum std::filesystem::file_type;
+  return type == directory ? "a folder"
+         : type == symlink ? "a symbolic link"
+         : type == fifo    ? "a pipe"
+         : type == socket  ? "a socket"
+                           : "a device";
 }
 
 /// True if a process with that id runs on this machine.
@@ -133,8 +128,6 @@ bool may_be_written(const std::filesystem::path& file, const std::string& number
 
 /// The name that a folder has while another takes its place.
 std::filesystem::path replaced_name(std::filesystem::path path) { return path += ".replaced"; }
-
-bool is_own_group(gid_t id) { return id == ::getegid() || ::group_member(id) != 0; }
 
 std::string user_of(uid_t id) {
   const passwd* const user = ::getpwuid(id);
@@ -261,16 +254,8 @@ const char* remedy_of(int error) noexcept {
 }
 
 ExitCode read_error_code(int error) noexcept {
-  switch (error) {
-    case ENOENT:
-    case ENOTDIR:
-    case EISDIR:
-    case ELOOP:
-    case ENAMETOOLONG:
-      return ExitCode::data;
-    default:
-      return ExitCode::retry;
-  }
+  constexpr std::array of_the_path{ENOENT, ENOTDIR, EISDIR, ELOOP, ENAMETOOLONG};
+  return std::ranges::find(of_the_path, error) != of_the_path.end() ? ExitCode::data : ExitCode::retry;
 }
 
 std::filesystem::file_status status_of(const std::filesystem::path& path) {
@@ -413,7 +398,9 @@ void require_own_directory(const std::filesystem::path& path) {
   if (::lstat(path.c_str(), &folder) != 0) fail(ExitCode::retry, "looking at", path, errno);
   if (S_ISLNK(folder.st_mode)) throw Error(ExitCode::usage, doing, "it is a symbolic link", "Name the folder itself");
   if (!S_ISDIR(folder.st_mode)) fail(ExitCode::retry, "writing into", path, ENOTDIR);
-  if (folder.st_uid == ::geteuid() || ((folder.st_mode & S_IWGRP) != 0 && is_own_group(folder.st_gid))) return;
+  const bool is_shared =
+      (folder.st_mode & S_IWGRP) != 0 && (folder.st_gid == ::getegid() || ::group_member(folder.st_gid) != 0);
+  if (folder.st_uid == ::geteuid() || is_shared) return;
   const auto refuse = [&] {
     throw Error(ExitCode::usage, doing, "it belongs to " + user_of(folder.st_uid),
                 "Choose another --name or --storage, or let its owner share it: chmod -R g+w, and "

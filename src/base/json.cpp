@@ -25,7 +25,8 @@ Json parse_json(std::string_view text, const std::string& doing, bool comments) 
   using Event = Json::parse_event_t;
   std::vector<std::set<std::string>> keys;  // the keys so far of each object that is open at this position
   const auto check = [&](int depth, Event event, const Json& value) {
-    if (depth >= max_json_depth)
+    const bool begins = event == Event::object_start || event == Event::array_start;
+    if (begins && depth >= max_json_depth)
       throw Error(ExitCode::data, doing, str("it is nested more than ", max_json_depth, " levels deep"),
                   "Write it flatter, or use another file");
     if (event == Event::object_start) keys.emplace_back();

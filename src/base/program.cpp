@@ -13,11 +13,22 @@
 #include <cerrno>
 #include <map>
 #include <sstream>
+#include <thread>
 
 namespace muster::detail {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+/// True if the process has ended before `until`; then `status` says how.
+bool wait_for(pid_t process, int& status, Clock::time_point until) {
+  for (;;) {
+    const auto ended = ::waitpid(process, &status, WNOHANG);
+    if (ended != 0 && !(ended < 0 && errno == EINTR)) return ended == process;
+    if (Clock::now() >= until) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
 
 /// Appends everything until the end of the file to `text`; false if the end does not come before `until`.
 bool read_all(int file, std::string& text, Clock::time_point until) {
@@ -92,16 +103,15 @@ ProgramEnd run_program(std::vector<std::string> words, std::chrono::milliseconds
   const pid_t process = start_program(std::move(words), ends[1], errors);
   ::close(ends[1]);
   if (process >= 0) {
-    const bool in_time = read_all(ends[0], end.output, Clock::now() + timeout);
-    if (!in_time) ::kill(-process, SIGKILL);
+    const auto until = Clock::now() + timeout;
     int status = 0;
-    pid_t ended = 0;
-    while ((ended = ::waitpid(process, &status, 0)) < 0 && errno == EINTR) continue;
-    if (ended == process && in_time) {
+    if (read_all(ends[0], end.output, until) && wait_for(process, status, until)) {
       end.kind = WIFEXITED(status) ? ProgramEnd::Kind::exited : ProgramEnd::Kind::killed_by_signal;
       end.code = WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status);
     } else {
       end.kind = ProgramEnd::Kind::out_of_time;
+      ::kill(-process, SIGKILL);
+      while (::waitpid(process, &status, 0) < 0 && errno == EINTR) continue;
     }
   }
   ::close(ends[0]);

@@ -38,8 +38,8 @@ struct ProgramEnd {
 /// for, or -1.
 MUSTER_INTERNAL_API pid_t start_program(std::vector<std::string> words, int output, bool errors = false);
 
-/// Runs the program, searched in PATH, without input, and waits for its end. Kills it, and what it has started, if its
-/// output does not end within `timeout`. With `errors`, the output includes standard error.
+/// Runs the program, searched in PATH, without input, and waits for its end. Kills it, and what it has started, if it
+/// or its output does not end within `timeout`. With `errors`, the output includes standard error.
 MUSTER_INTERNAL_API ProgramEnd run_program(std::vector<std::string> words, std::chrono::milliseconds timeout,
                                            bool errors = false);
 /// Runs the program like run_program() and returns its standard output; empty unless it has succeeded within `timeout`.

@@ -6,7 +6,9 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <system_error>
 
 namespace muster::detail {
@@ -20,6 +22,19 @@ std::filesystem::path temporary_parent() {
   throw Error(ExitCode::usage, "making a folder for temporary files",
               is_named ? "TMPDIR is " + path.string() + ", and that is no folder" : "there is no /tmp",
               "Set TMPDIR to a folder that is there");
+}
+
+TemporaryFolder::TemporaryFolder(const std::string& prefix, const std::filesystem::path& parent) {
+  auto name = (parent / (prefix + "XXXXXX")).string();
+  if (::mkdtemp(name.data()) == nullptr)
+    throw Error(ExitCode::retry, "making a folder in " + parent.string(), std::strerror(errno),
+                "Name another one with TMPDIR");
+  path_ = name;
+}
+
+TemporaryFolder::~TemporaryFolder() {
+  std::error_code ignored;
+  std::filesystem::remove_all(path_, ignored);
 }
 
 void require_home() noexcept {

@@ -1,7 +1,6 @@
 #include "base/zip.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <span>
 #include <string_view>

@@ -120,6 +120,8 @@ void FastTiers::copy(const Communicator& communicator, const Save& save) {
     const int rank = communicator.rank();
     copy_to_run_folder(communicator, save.manifest(),
                        {{own_->tier->published(save.index()), save.pieces_of(rank), save.files_of(rank)}}, *run_);
+  } catch (const RemoteError&) {
+    throw;  // another rank has failed elsewhere, and its error keeps its code
   } catch (const Error& error) {
     if (!error.agreed() || error.code() != ExitCode::data) throw;
     // The ranks have just written this checkpoint, so somebody else has changed it. A retry makes sense, since the

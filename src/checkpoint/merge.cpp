@@ -12,7 +12,6 @@
 #include <cstring>
 #include <map>
 #include <string>
-#include <vector>
 
 namespace muster::detail::checkpoint {
 namespace {

@@ -3,9 +3,8 @@
 #include "base/text.hpp"
 #include "comm/channel.hpp"
 #include "comm/mpi_call.hpp"
+#include "comm/progress.hpp"
 #include "comm/wait.hpp"
-
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -260,7 +259,7 @@ void throw_if_alarm_raised(const Communicator& communicator) {
 
 void raise_alarm(const Communicator& communicator, const Outcome& mine) {
   auto& world = *Channel::of(communicator)->world;
-  if (world.wait_monitor.own_record().process != ::getpid()) return;  // a child of fork(), which must not use MPI
+  if (is_forked()) return;
   // All ranks already know the error that an outer attempt has agreed on (`outer`).
   if (mine.kind == Outcome::Kind::failed && !world.outer) world.alarm.raise(mine);
 }

@@ -10,7 +10,6 @@
 #include "watch/trace.hpp"
 
 #include <algorithm>
-#include <atomic>
 #include <iterator>
 #include <map>
 

@@ -56,7 +56,7 @@ MPI_Request MpiCommunicator::start(const node::Call& call, void* data) {
     check(MPI_Ibarrier(comm, &request), "MPI_Ibarrier");
   } else if (call.kind == Kind::broadcast) {
     check(MPI_Ibcast(data, count, type, call.root, comm, &request), "MPI_Ibcast");
-  } else if (call.kind == Kind::all_reduce) {
+  } else if (call.kind == Kind::all_reduce) {  // the standard requires the same result on all ranks, to the bit
     check(MPI_Iallreduce(MPI_IN_PLACE, data, count, type, mpi_op(call.op, call.type), comm, &request),
           "MPI_Iallreduce");
   } else {

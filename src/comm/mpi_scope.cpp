@@ -5,6 +5,7 @@
 #include "comm/channel.hpp"
 #include "comm/mpi_call.hpp"
 #include "comm/mpi_threads.hpp"
+#include "comm/progress.hpp"
 #include "comm/wait_for_world.hpp"
 #include "muster/mpi.hpp"
 
@@ -120,7 +121,7 @@ std::string mpi_library_file() {
 }
 
 void abort(int code) noexcept {
-  MPI_Abort(MPI_COMM_WORLD, code);
+  if (!is_forked()) MPI_Abort(MPI_COMM_WORLD, code);
   std::_Exit(code);
 }
 
@@ -130,7 +131,7 @@ void give_up(const Communicator& communicator, const Error& error) noexcept {
   // Not left to rank 0, which may be the rank that does not answer.
   std::fprintf(stderr, "muster: error: rank %d (%s): %s\n", rank,
                channel.world->placement.hosts[static_cast<std::size_t>(rank)].c_str(), error.what());
-  tell(message_leaving, std::to_string(static_cast<int>(error.code())));
+  if (!is_forked()) tell(message_leaving, std::to_string(static_cast<int>(error.code())));
   log::flush();
   abort(static_cast<int>(error.code()));
 }

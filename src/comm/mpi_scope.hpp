@@ -55,7 +55,8 @@ MUSTER_INTERNAL_API std::string mpi_library();
 /// The file of the MPI library that this process has loaded; empty if it is not known.
 MUSTER_INTERNAL_API std::string mpi_library_file();
 
-/// Ends all processes of MPI_COMM_WORLD with that exit code, as a last resort.
+/// Ends all processes of MPI_COMM_WORLD with that exit code, as a last resort; in a child of fork(), this process
+/// alone.
 [[noreturn]] void abort(int code) noexcept;
 
 /// Prints the error with this rank's number and host, and ends the job with the error's code.

@@ -143,7 +143,7 @@ void require_progress(const char* doing, const char* operation) {
                 "this process is a child of fork(), which cannot use its parent's MPI",
                 "Communicate in the process that has initialised MPI");
   if (progress().is_finalised)
-    throw Error(ExitCode::usage, str(doing, operation), "MPI is finalised", "Communicate before MPI_Finalize");
+    throw Error(ExitCode::usage, str(doing, operation), "MPI is finalised already", "Communicate before MPI_Finalize");
 }
 
 bool is_forked() noexcept { return progress().is_forked; }

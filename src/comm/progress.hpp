@@ -9,8 +9,8 @@
 
 namespace muster::detail::comm {
 
-/// Call it before the other functions here, with MPI initialised. From then on this process notices MPI_Finalize() and
-/// that it is a child of fork(); the thread ends before MPI does, and a child has none. A second call does nothing.
+/// Each World calls it, before the other functions here are called. From then on this process notices MPI_Finalize()
+/// and that it is a child of fork(); the thread ends before MPI does, and a child has none. A second call does nothing.
 void prepare_progress();
 
 /// Throws an Error (ExitCode::usage) once MPI is finalised and in a child of fork(). Its text begins with `doing` and

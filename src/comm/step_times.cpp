@@ -7,7 +7,6 @@
 #include <array>
 #include <cstring>
 #include <iterator>
-#include <utility>
 
 namespace muster::detail::comm {
 namespace {

@@ -5,7 +5,6 @@
 #include "comm/world.hpp"
 #include "muster/error.hpp"
 
-#include <algorithm>
 #include <set>
 
 namespace muster::detail::comm {

@@ -14,7 +14,6 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <utility>
 #include <vector>
 
 namespace muster::detail::comm {
@@ -24,13 +23,7 @@ struct World {
   /// Takes three `communicators`, each over all of the world's ranks, whose numbers in the pool are `members`.
   /// Collective.
   World(std::shared_ptr<Pool> its_pool, std::vector<int> its_members, std::vector<PooledCommunicator> communicators,
-        Placement where)
-      : pool(std::move(its_pool)),
-        members(std::move(its_members)),
-        alarm(std::move(communicators[0])),
-        agreement(std::move(communicators[1])),
-        wait_monitor(std::move(communicators[2]), where),
-        placement(std::move(where)) {}
+        Placement where);
 
   const std::shared_ptr<Pool> pool;
   const std::vector<int> members;  // [rank]: its number in the pool
@@ -66,7 +59,8 @@ struct World {
 [[noreturn]] void throw_outer_cause(const World& world);
 
 /// Call it before MPI is called, and in each wait. Throws an Error (ExitCode::retry) if the work of the world's thread
-/// was given up on this rank, or (ExitCode::usage) once MPI is finalised; never returns if the thread is left behind.
+/// was given up on this rank, or (ExitCode::usage) once MPI is finalised and in a child of fork(); never returns if the
+/// thread is left behind.
 void require_in_use(const World& world);
 
 }  // namespace muster::detail::comm

@@ -3,13 +3,8 @@
 #include "convert/convert.hpp"
 #include "muster/dataset.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
-#include <cstdlib>
-#include <cstring>
 #include <numeric>
 #include <random>
 #include <utility>
@@ -25,29 +20,6 @@ constexpr std::int64_t batch_bytes = 16 << 20;  ///< of one batch, at most, unle
 using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
-
-/// A new folder in TMPDIR, removed with everything in it by the destructor.
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    const auto parent = detail::temporary_parent();
-    auto name = (parent / "muster-inspect-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr)
-      throw Error(ExitCode::retry, "making a folder in " + parent.string(), std::strerror(errno),
-                  "Name another one with TMPDIR");
-    path_ = name;
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  const std::filesystem::path& path() const noexcept { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
 
 /// A dataset, what describe_dataset() says of it, and the size of what is measured.
 struct Measured {
@@ -173,7 +145,7 @@ Json measure_both(const Measured& all, std::int64_t samples, bool keeps) {
 /// Converts the first samples as advised, and measures the result.
 Json measure_conversion(const Measured& all, std::int64_t samples) {
   const auto& advice = all.description.at("convert");
-  const TemporaryFolder folder;
+  const detail::TemporaryFolder folder("muster-inspect-");
   const auto output = folder.path() / "part.h5";
   ConvertOptions options{.columns = all.columns, .progress = [&](std::uint64_t, std::uint64_t) {
                            if (all.between) all.between();

@@ -18,7 +18,6 @@
 #include <cstdlib>
 #include <iterator>
 #include <mutex>
-#include <optional>
 #include <sstream>
 #include <thread>
 #include <utility>

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cmath>
 #include <cstdio>
@@ -39,8 +40,6 @@ std::string type_of(long magic) {
   const auto found = names.find(magic);
   return found == names.end() ? "" : found->second;
 }
-
-bool is_memory(const std::string& type) { return type == "tmpfs" || type == "ramfs"; }
 
 /// A file descriptor that closes itself.
 class Descriptor {
@@ -136,23 +135,10 @@ void try_speed(const fs::path& folder, Json& facts, Tries& tries) {
 }  // namespace
 
 Finding::Severity severity_of(int error) {
-  switch (error) {
-    case ENOSPC:
-    case EDQUOT:
-    case EIO:
-    case ESTALE:
-    case ETIMEDOUT:
-    case EHOSTDOWN:
-    case EHOSTUNREACH:
-    case ENOTCONN:
-    case EMFILE:
-    case ENFILE:
-    case ENOMEM:
-    case EAGAIN:
-      return Finding::Severity::may_pass;
-    default:
-      return Finding::Severity::to_mend;
-  }
+  constexpr std::array may_pass{ENOSPC,       EDQUOT,   EIO,    ESTALE, ETIMEDOUT, EHOSTDOWN,
+                                EHOSTUNREACH, ENOTCONN, EMFILE, ENFILE, ENOMEM,    EAGAIN};
+  return std::ranges::find(may_pass, error) != may_pass.end() ? Finding::Severity::may_pass
+                                                              : Finding::Severity::to_mend;
 }
 
 fs::path existing_parent(const fs::path& path) {
@@ -234,7 +220,7 @@ Findings check_storage(const Json& facts) {
                         "the file system has no locks, so that muster uses a lease and cannot tell whether a job of "
                         "another host has ended",
                         "Mount it with locks (Lustre: -o flock), or choose another --storage"});
-  if (is_memory(type))
+  if (type == "tmpfs" || type == "ramfs")
     findings.push_back({warning, subject, "it is in memory (" + type + "), and is lost when the node starts again",
                         "Choose a --storage on a disk"});
   if (ahead > 1 || ahead < -1)

@@ -17,20 +17,23 @@ namespace {
 
 namespace autograd = torch::autograd;
 
+/// What both hooks of a parameter call.
+struct Target {
+  std::weak_ptr<Reducer> reducer;
+  std::size_t index;  ///< the parameter's, in the reducer
+};
+
 class AfterAccumulation : public autograd::PostAccumulateGradHook {
  public:
-  AfterAccumulation(std::weak_ptr<Reducer> reducer, std::size_t index) : reducer_(std::move(reducer)), index_(index) {}
+  explicit AfterAccumulation(std::shared_ptr<Target> target) : target_(std::move(target)) {}
 
   void operator()(const autograd::Variable&) override {
-    if (const auto reducer = reducer_.lock()) reducer->after_accumulation(index_);
+    if (const auto reducer = target_->reducer.lock()) reducer->after_accumulation(target_->index);
   }
-  bool alive() const noexcept { return !reducer_.expired(); }
-  std::shared_ptr<Reducer> reducer() const noexcept { return reducer_.lock(); }
-  std::size_t index() const noexcept { return index_; }
+  Target& target() const noexcept { return *target_; }
 
  private:
-  std::weak_ptr<Reducer> reducer_;
-  std::size_t index_;
+  std::shared_ptr<Target> target_;
 };
 
 class CountTensors : public autograd::PostAccumulateGradHook {
@@ -54,7 +57,7 @@ const AfterAccumulation* our_hook_of(const at::Tensor& parameter) {
 /// Returns null if the parameter is not prepared.
 std::shared_ptr<Reducer> reducer_of(const at::Tensor& parameter) {
   const auto* const ours = our_hook_of(parameter);
-  return ours ? ours->reducer() : nullptr;
+  return ours ? ours->target().reducer.lock() : nullptr;
 }
 
 /// Returns the reducers of the parameters, each once, in the same order on all ranks.
@@ -90,7 +93,7 @@ ExistingHook hook_state(const at::Tensor& parameter) {
   if (!hook) return ExistingHook::no;
   const auto* const ours = dynamic_cast<const AfterAccumulation*>(hook);
   if (!ours) return ExistingHook::foreign;
-  return ours->alive() ? ExistingHook::prepared : ExistingHook::no;
+  return ours->target().reducer.expired() ? ExistingHook::no : ExistingHook::prepared;
 }
 
 const void* hook_of(const at::Tensor& parameter) { return post_hook_of(parameter); }
@@ -105,12 +108,14 @@ void before_own_change(const std::vector<at::Tensor>& parameters) {
 
 void note_optimizer(const std::vector<at::Tensor>& parameters, const std::weak_ptr<const void>& optimizer) {
   for (const auto& parameter : parameters)
-    if (const auto reducer = reducer_of(parameter)) reducer->note_optimizer(our_hook_of(parameter)->index(), optimizer);
+    if (const auto reducer = reducer_of(parameter))
+      reducer->note_optimizer(our_hook_of(parameter)->target().index, optimizer);
 }
 
 void note_step(const std::vector<at::Tensor>& parameters, const std::weak_ptr<const void>& optimizer) {
   for (const auto& parameter : parameters)
-    if (const auto reducer = reducer_of(parameter)) reducer->note_step(our_hook_of(parameter)->index(), optimizer);
+    if (const auto reducer = reducer_of(parameter))
+      reducer->note_step(our_hook_of(parameter)->target().index, optimizer);
 }
 
 bool is_step_complete(const at::Tensor& parameter) {
@@ -119,15 +124,20 @@ bool is_step_complete(const at::Tensor& parameter) {
 }
 
 void install_hooks(const at::Tensor& parameter, const std::weak_ptr<Reducer>& reducer, std::size_t index) {
+  if (const auto* const ours = our_hook_of(parameter)) {
+    ours->target() = {reducer, index};
+    return;
+  }
+  const auto target = std::make_shared<Target>(Target{reducer, index});
   // register_hook() keeps the user's own hooks, but works only on a tensor that requires a gradient.
   const bool trained = parameter.requires_grad();
   parameter.set_requires_grad(true);
-  parameter.register_hook([reducer, index](const at::Tensor& gradient) {
-    const auto alive = reducer.lock();
-    return alive && gradient.defined() ? alive->before_accumulation(index, gradient) : gradient;
+  parameter.register_hook([target](const at::Tensor& gradient) {
+    const auto reducer = target->reducer.lock();
+    return reducer && gradient.defined() ? reducer->before_accumulation(target->index, gradient) : gradient;
   });
   parameter.set_requires_grad(trained);
-  autograd::impl::set_post_acc_grad_hooks(parameter, std::make_unique<AfterAccumulation>(reducer, index));
+  autograd::impl::set_post_acc_grad_hooks(parameter, std::make_unique<AfterAccumulation>(target));
 }
 
 bool accumulates(const at::Tensor& parameter) {

@@ -2,7 +2,7 @@
 // second hook (post-accumulate) afterwards.
 //
 // A hook belongs to the tensor, so it stays when the module is moved. It has only a weak pointer to the reducer: a
-// module may outlive its session and is then an ordinary module again.
+// module may outlive its session and is then an ordinary module again, until the next reducer takes its hooks over.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -42,7 +42,7 @@ void note_optimizer(const std::vector<at::Tensor>& parameters, const std::weak_p
 /// Call it when a prepared optimizer has stepped the parameters (Reducer::note_step).
 void note_step(const std::vector<at::Tensor>& parameters, const std::weak_ptr<const void>& optimizer);
 
-/// Installs both hooks. They pass `index` to the reducer.
+/// Installs both hooks, or takes over those of a reducer that is gone. They pass `index` to the reducer.
 void install_hooks(const at::Tensor& parameter, const std::weak_ptr<Reducer>& reducer, std::size_t index);
 
 /// For use inside a hook: true if this backward() adds to the parameter's .grad. autograd::grad() runs the first hook,

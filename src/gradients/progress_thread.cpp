@@ -65,7 +65,7 @@ ProgressThread::ProgressThread(std::function<bool()> advance)
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
   thread_->thread = std::thread([thread = thread_.get()] { thread->run(); });
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  ::pthread_setname_np(thread_->thread.native_handle(), "muster-progress");
+  ::pthread_setname_np(thread_->thread.native_handle(), "muster-gradient");
 }
 
 ProgressThread::~ProgressThread() {

@@ -1,6 +1,7 @@
 #include "gradients/reducer.hpp"
 
 #include "base/log.hpp"
+#include "comm/progress.hpp"
 #include "gradients/hooks.hpp"
 #include "gradients/prepared_model.hpp"
 #include "gradients/reducer_parameter.hpp"
@@ -245,12 +246,13 @@ bool Reducer::averages(const at::Tensor& parameter) const {
 
 /// Waits for no other rank, except inside join(): with several models, ranks may begin the rounds in different orders.
 void Reducer::prepare_round(bool averages) {
+  if (averages) comm::require_progress(averaging, "");
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   check_parameters();
   abandon_round();
   correction_ = before_round_ ? before_round_(averages) : Correction{};
   if (averages) unfrozen_ = unfrozen();
-  if (averages && !unfrozen_.empty()) fused_ = nullptr;
+  if (averages && !unfrozen_.empty()) fused_ = nullptr;  // the optimizer's step fuses it again, with its state
   if (has_local_gradients_ && !fused_) average_local_gradients();
   last_round_was_no_sync_ = !averages;
   for (auto& p : parameters_) {

@@ -48,7 +48,8 @@ struct ParallelContext;
 /// An optimizer that averages gradients itself, as part of its step (optim/optimizer_step.cpp).
 class FusedOptimizer {
  public:
-  /// Called when Reducer::set_fused() replaces this optimizer. Collective.
+  /// Called when Reducer::set_fused() replaces this optimizer; not when a newly trained parameter ends the fusion,
+  /// after which the optimizer's step fuses it again. Collective.
   virtual void on_unfused() = 0;
   /// Called when a backward() begins although no step has followed the previous backward(), which an exception may have
   /// ended.

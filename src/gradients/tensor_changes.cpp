@@ -81,8 +81,8 @@ ParameterSamples::ParameterSamples(std::vector<at::Tensor> parameters) : paramet
       const auto size = tensor.element_size();
       for (std::int64_t part = 0; part < samples_per_tensor; ++part)
         host_.append(values + offset_at(tensor, part) * static_cast<std::int64_t>(size), size);
-    } else if (tensor.scalar_type() == parameters_.front().scalar_type() &&
-               tensor.device() == parameters_.front().device()) {
+    } else if (elsewhere.empty() || (tensor.scalar_type() == elsewhere.front().scalar_type() &&
+                                     tensor.device() == elsewhere.front().device())) {
       elsewhere.push_back(
           tensor.detach().as_strided({}, {}, tensor.storage_offset() + offset_at(tensor, samples_per_tensor / 2)));
     }

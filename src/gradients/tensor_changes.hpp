@@ -12,8 +12,8 @@
 
 namespace muster::detail::gradients {
 
-/// A few elements of each parameter on the CPU, and one of each parameter on a GPU that has the first parameter's
-/// device and type. Cheap to take: it does not wait for a GPU.
+/// A few elements of each parameter on the CPU, and one of each parameter on a GPU that has the device and type of the
+/// first one there. Cheap to take: it does not wait for a GPU.
 class ParameterSamples {
  public:
   explicit ParameterSamples(std::vector<at::Tensor> parameters);

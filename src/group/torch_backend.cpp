@@ -32,7 +32,6 @@ class TorchGroup final : public c10d::ProcessGroup {
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> make_torch_backend(Communicator ranks, std::chrono::milliseconds timeout) {
-  comm::prepare_progress();
   if (!comm::threads_may_call_mpi() && ranks.rank() == 0) {
     static std::once_flag once;
     std::call_once(once, [] {

@@ -2,7 +2,6 @@
 #include "hdf5/shuffle.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 namespace muster::detail::hdf5 {

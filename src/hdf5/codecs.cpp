@@ -178,43 +178,27 @@ BareDecoder bare_decoder(const std::string& codec) {
 }
 
 Decoder decoder_of(const Filter& filter) {
-  switch (filter.id) {
-    case H5Z_FILTER_DEFLATE:
-      return decode_deflate;
+  if (filter.id == H5Z_FILTER_DEFLATE) return decode_deflate;
 #ifdef MUSTER_HAS_SZIP
-    case H5Z_FILTER_SZIP:
-      return decode_szip;
+  if (filter.id == H5Z_FILTER_SZIP) return decode_szip;
 #endif
 #ifdef MUSTER_HAS_LZF
-    case filter_lzf:
-      return decode_lzf;
+  if (filter.id == filter_lzf) return decode_lzf;
 #endif
 #ifdef MUSTER_HAS_LZ4
-    case filter_lz4:
-      return decode_lz4;
+  if (filter.id == filter_lz4) return decode_lz4;
 #endif
 #ifdef MUSTER_HAS_ZSTD
-    case filter_zstd:
-      return decode_zstd;
+  if (filter.id == filter_zstd) return decode_zstd;
 #endif
 #ifdef MUSTER_HAS_BLOSC
-    case filter_blosc:
-      return decode_blosc;
+  if (filter.id == filter_blosc) return decode_blosc;
 #endif
-    case filter_bitshuffle:
-      switch (filter.value(bitshuffle_codec)) {
-        case bitshuffle_alone:
-          return decode_bitshuffle;
-        case bitshuffle_lz4:
-          return bare_decoder("lz4") == nullptr ? nullptr : decode_bitshuffle;
-        case bitshuffle_zstd:
-          return bare_decoder("zstd") == nullptr ? nullptr : decode_bitshuffle;
-        default:
-          return nullptr;
-      }
-    default:
-      return nullptr;
-  }
+  if (filter.id != filter_bitshuffle) return nullptr;
+  const auto codec = filter.value(bitshuffle_codec);
+  const bool has_codec = codec == bitshuffle_alone || (codec == bitshuffle_lz4 && bare_decoder("lz4") != nullptr) ||
+                         (codec == bitshuffle_zstd && bare_decoder("zstd") != nullptr);
+  return has_codec ? decode_bitshuffle : nullptr;
 }
 
 const char* package_of(const Filter& filter) {

@@ -22,16 +22,10 @@ bool is_available(const Filter& filter) {
 }  // namespace
 
 std::string Filter::text() const {
-  switch (id) {
-    case H5Z_FILTER_DEFLATE:
-      return values.empty() ? "deflate" : str("deflate ", values.front());
-    case H5Z_FILTER_SHUFFLE:
-      return "shuffle";
-    case H5Z_FILTER_FLETCHER32:
-      return "checksum";
-    default:
-      return name.empty() ? str("filter ", id) : name;
-  }
+  if (id == H5Z_FILTER_DEFLATE) return values.empty() ? "deflate" : str("deflate ", values.front());
+  if (id == H5Z_FILTER_SHUFFLE) return "shuffle";
+  if (id == H5Z_FILTER_FLETCHER32) return "checksum";
+  return name.empty() ? str("filter ", id) : name;
 }
 
 std::vector<Filter> filters(hid_t creation, std::string_view doing) {

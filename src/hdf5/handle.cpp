@@ -2,8 +2,6 @@
 
 #include "base/file.hpp"
 
-#include <cstdio>
-
 namespace muster::detail::hdf5 {
 
 Lock::Lock() {

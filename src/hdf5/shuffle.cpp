@@ -31,21 +31,12 @@ void interleave(const std::byte* from, std::size_t stride, std::size_t count, st
 }
 
 void join_planes(const std::byte* from, std::size_t stride, std::size_t count, std::size_t planes, std::byte* into) {
-  switch (planes) {
-    case 1:
-      std::memcpy(into, from, count);
-      return;
-    case 2:
-      return interleave<2>(from, stride, count, into);
-    case 4:
-      return interleave<4>(from, stride, count, into);
-    case 8:
-      return interleave<8>(from, stride, count, into);
-    case 16:
-      return interleave<16>(from, stride, count, into);
-    default:
-      return interleave(from, stride, count, planes, into);
-  }
+  if (planes == 1) return static_cast<void>(std::memcpy(into, from, count));
+  if (planes == 2) return interleave<2>(from, stride, count, into);
+  if (planes == 4) return interleave<4>(from, stride, count, into);
+  if (planes == 8) return interleave<8>(from, stride, count, into);
+  if (planes == 16) return interleave<16>(from, stride, count, into);
+  interleave(from, stride, count, planes, into);
 }
 
 /// Transposes the 8 × 8 bits in each word: bit j of byte i becomes bit i of byte j.

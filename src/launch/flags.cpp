@@ -7,7 +7,6 @@
 #include "comm/on_ranks.hpp"
 #include "launch/openmp.hpp"
 #include "launch/settings.hpp"
-#include "muster/json.hpp"
 #include "muster/version.hpp"
 
 #include <locale.h>

@@ -8,7 +8,6 @@
 #include "muster/error.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
 #include <ctime>
 #include <sstream>

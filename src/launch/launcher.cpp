@@ -210,7 +210,7 @@ std::optional<SeparateWorlds> separate_worlds(const Environment& environment, in
 
 bool started_by_srun(const Environment& environment) {
   return environment("SLURM_STEP_ID") != nullptr && environment("SLURM_PROCID") != nullptr &&
-         environment("OMPI_COMM_WORLD_SIZE") == nullptr;
+         environment("OMPI_COMM_WORLD_SIZE") == nullptr && environment("MPI_LOCALRANKID") == nullptr;
 }
 
 int threads_for(const std::vector<std::string>& masks, int rank, double quota) {

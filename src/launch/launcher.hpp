@@ -75,9 +75,10 @@ MUSTER_INTERNAL_API std::optional<SeparateWorlds> srun_without_pmix(const Enviro
 MUSTER_INTERNAL_API std::optional<SeparateWorlds> separate_worlds(const Environment& environment, int world_size,
                                                                   const std::string& mpi_library);
 
-/// True if srun started this process, and not Open MPI's mpirun. Then SIGTERM is a request to stop (scancel, the end of
-/// the allocation, a preemption), and Slurm kills the process KillWait seconds later (30 by default). mpirun leaves two
-/// seconds, which is too short to do anything. Call it before MPI is initialised, which sets mpirun's variables too.
+/// True if srun started this process, and not Open MPI's mpirun or Hydra, whose daemons srun may have started. Then
+/// SIGTERM is a request to stop (scancel, the end of the allocation, a preemption), and Slurm kills the process
+/// KillWait seconds later (30 by default). mpirun leaves two seconds, and Hydra ends the ranks when its daemons have
+/// ended: too short to do anything. Call it before MPI is initialised, which sets mpirun's variables too.
 bool started_by_srun(const Environment& environment);
 
 /// masks[r][c] is '1' if local rank r may run on CPU c. Returns the CPUs of `rank`, where a CPU that n ranks share

@@ -17,7 +17,7 @@
 namespace muster::detail::node {
 
 /// Slots of one size.
-struct SlotGroup {
+struct SlotArray {
   std::size_t count = 0;
   std::size_t bytes = 0;  ///< size of each slot
 };
@@ -31,26 +31,26 @@ class SharedSlots {
 
   /// Bytes of a segment with these slots. A segment of zeroes has empty slots. reserved_bytes(): how many bytes at its
   /// beginning must be reserved before it is used.
-  static std::size_t memory_bytes(std::span<const SlotGroup> groups);
-  static std::size_t reserved_bytes(std::span<const SlotGroup> groups);
+  static std::size_t memory_bytes(std::span<const SlotArray> arrays);
+  static std::size_t reserved_bytes(std::span<const SlotArray> arrays);
 
-  /// `segment`: memory_bytes(groups) long. All its users give the same groups.
-  SharedSlots(std::shared_ptr<SharedSegment> segment, std::vector<SlotGroup> groups);
+  /// `segment`: memory_bytes(arrays) long. All its users give the same arrays.
+  SharedSlots(std::shared_ptr<SharedSegment> segment, std::vector<SlotArray> arrays);
 
-  /// The content of a filled slot, or null. Slots are numbered from 0 in each group.
-  const std::byte* find(std::size_t group, std::size_t slot) const noexcept;
+  /// The content of a filled slot, or null. Slots are numbered from 0 in each array.
+  const std::byte* find(std::size_t array, std::size_t slot) const noexcept;
   /// Claims a slot if it is empty.
-  std::optional<Claim> claim(std::size_t group, std::size_t slot) const noexcept;
+  std::optional<Claim> claim(std::size_t array, std::size_t slot) const noexcept;
 
  private:
-  /// Where a group lies in the segment, as offsets in bytes.
+  /// Where an array lies in the segment, as offsets in bytes.
   struct Place {
-    SlotGroup group;
+    SlotArray array;
     std::size_t first_flag = 0, first_byte = 0, stride = 0;
   };
-  static std::vector<Place> places_of(std::span<const SlotGroup> groups);
-  std::atomic<std::uint8_t>& flag(std::size_t group, std::size_t slot) const noexcept;
-  std::span<std::byte> memory(std::size_t group, std::size_t slot) const noexcept;
+  static std::vector<Place> places_of(std::span<const SlotArray> arrays);
+  std::atomic<std::uint8_t>& flag(std::size_t array, std::size_t slot) const noexcept;
+  std::span<std::byte> memory(std::size_t array, std::size_t slot) const noexcept;
   bool reserve(std::span<const std::byte> memory) const;
 
   std::shared_ptr<SharedSegment> segment_;

@@ -3,35 +3,35 @@
 #include "base/text.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <functional>
+#include <iterator>
 #include <utility>
 
 namespace muster {
 
-std::string to_string(LateCause cause) {
-  switch (cause) {
-    case LateCause::computation:
-      return "its computation takes longer";
-    case LateCause::shared_core:
-      return "its core is shared with other processes";
-    case LateCause::own_threads:
-      return "other threads of its process use its core";
-    case LateCause::cpu_quota:
-      return "its control group has used up its processor time";
-    case LateCause::hot_core:
-      return "its core is slowed down because it is too hot";
-    case LateCause::memory:
-      return "its memory is read back from swap or from files";
-    case LateCause::data:
-      return "it waits for its batches";
-    case LateCause::file_system:
-      return "it waits for the reading of files";
-    case LateCause::saving:
-      break;
-  }
-  return "it takes longer to save its part of the checkpoints";
-}
+namespace {
+
+struct CauseWords {
+  const char *fact, *remedy;
+};
+constexpr CauseWords cause_words[] = {  // in the order of LateCause
+    {"its computation takes longer", "Compare its node with the others, or give it less to compute"},
+    {"its core is shared with other processes", "Look for other processes there (top), or ask for whole cores"},
+    {"other threads of its process use its core", "Ask for more cores for each rank, or use fewer threads"},
+    {"its control group has used up its processor time", "Ask for more processor time, or use fewer threads"},
+    {"its core is slowed down because it is too hot", "Have the node's cooling looked at, or leave the node out"},
+    {"its memory is read back from swap or from files", "Ask for more memory, or use less of it"},
+    {"it waits for its batches", "Prefetch more batches, or have them made faster"},
+    {"it waits for the reading of files", "Look at the file system's load from there, or copy the data to the node"},
+    {"it takes longer to save its part of the checkpoints",
+     "Look at the file system's load from there, or save less often"}};
+static_assert(std::size(cause_words) == static_cast<std::size_t>(LateCause::saving) + 1);
+
+const CauseWords& words_of(LateCause cause) { return cause_words[static_cast<std::size_t>(cause)]; }
+
+}  // namespace
+
+std::string to_string(LateCause cause) { return words_of(cause).fact; }
 
 }  // namespace muster
 
@@ -50,30 +50,6 @@ double median_of_others(std::size_t count, std::size_t rank, Of&& of) {
   for (std::size_t other = 0; other < count; ++other)
     if (other != rank) values.push_back(of(other));
   return median(std::move(values));
-}
-
-const char* remedy(LateCause cause) {
-  switch (cause) {
-    case LateCause::computation:
-      return "Compare its node with the others, or give it less to compute";
-    case LateCause::shared_core:
-      return "Look for other processes there (top), or ask for whole cores";
-    case LateCause::own_threads:
-      return "Ask for more cores for each rank, or use fewer threads";
-    case LateCause::cpu_quota:
-      return "Ask for more processor time, or use fewer threads";
-    case LateCause::hot_core:
-      return "Have the node's cooling looked at, or leave the node out";
-    case LateCause::memory:
-      return "Ask for more memory, or use less of it";
-    case LateCause::data:
-      return "Prefetch more batches, or have them made faster";
-    case LateCause::file_system:
-      return "Look at the file system's load from there, or copy the data to the node";
-    case LateCause::saving:
-      break;
-  }
-  return "Look at the file system's load from there, or save less often";
 }
 
 std::string percent(double share) { return formatted("%.0f%%", 100 * share); }
@@ -210,8 +186,8 @@ LateRank LateRankDetector::describe(std::size_t rank) const {
 
 std::string text_of(const LateRank& late) {
   return str("the other ranks wait for rank ", late.rank, " (", late.host, "), for ", percent(late.behind), " of ",
-             late.cause == LateCause::saving ? "the time" : "each step", ": ", to_string(late.cause), ". ",
-             remedy(late.cause));
+             late.cause == LateCause::saving ? "the time" : "each step", ": ", words_of(late.cause).fact, ". ",
+             words_of(late.cause).remedy);
 }
 
 std::string LateRankWarnings::line_about(const LateRank& late, Clock::time_point now) {
@@ -227,7 +203,7 @@ std::string LateRankWarnings::line_about(const LateRank& late, Clock::time_point
   if (!is_another) return text_of(late);
   topic.in_turn = true;
   return str("the ranks on ", late.host, " are late in turn, now rank ", late.rank, " for ", percent(late.behind),
-             " of each step: the machine is shared with other processes. ", remedy(LateCause::shared_core));
+             " of each step: the machine is shared with other processes. ", words_of(LateCause::shared_core).remedy);
 }
 
 }  // namespace muster::detail::observe

@@ -4,7 +4,6 @@
 #include "base/json.hpp"
 #include "base/readable.hpp"
 #include "base/row_fields.hpp"
-#include "observe/metrics.hpp"
 
 #include <fcntl.h>
 #include <sys/ioctl.h>

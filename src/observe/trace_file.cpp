@@ -12,7 +12,6 @@
 #include <cstring>
 #include <limits>
 #include <map>
-#include <set>
 #include <utility>
 
 namespace muster::detail::observe {

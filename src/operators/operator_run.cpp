@@ -6,7 +6,6 @@
 #include "comm/agreement.hpp"
 #include "comm/mpi_threads.hpp"
 #include "comm/on_ranks.hpp"
-#include "comm/rank_status.hpp"
 #include "muster/error.hpp"
 #include "run/failures.hpp"
 #include "trainer/fit.hpp"
@@ -15,7 +14,6 @@
 
 #include <chrono>
 #include <exception>
-#include <utility>
 
 namespace muster::detail::operators {
 namespace {

@@ -6,8 +6,6 @@
 
 #include <torch/torch.h>
 
-#include <utility>
-
 namespace muster {
 
 using detail::operators::Call;

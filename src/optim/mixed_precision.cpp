@@ -179,9 +179,10 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
   // the same.
   const auto* const prepared = dynamic_cast<const detail::optim::Prepared*>(&optimizer);
   if (!status.unscaled) unscale(optimizer, /*fetch=*/!prepared || !prepared->fused());
+  const auto skipped_before = prepared ? prepared->skipped_steps() : 0;
   if (!status.found_inf) optimizer.step();
   status.stepped = true;
-  return !status.found_inf;
+  return !status.found_inf && (!prepared || prepared->skipped_steps() == skipped_before);
 }
 
 void GradScaler::update(std::optional<double> new_scale) {

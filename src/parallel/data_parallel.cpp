@@ -8,6 +8,7 @@
 #include "comm/make_world.hpp"
 #include "comm/mpi_threads.hpp"
 #include "comm/on_ranks.hpp"
+#include "comm/progress.hpp"
 #include "comm/timeout.hpp"
 #include "gradients/prepared_model.hpp"
 #include "group/backends.hpp"
@@ -126,11 +127,13 @@ DataParallel::DataParallel(const Communicator& ranks, std::shared_ptr<torch::nn:
 }
 
 DataParallel::~DataParallel() {
-  if (std::uncaught_exceptions() <= state_->exceptions || comm::mpi_is_finalised()) return;
+  if (std::uncaught_exceptions() <= state_->exceptions || comm::mpi_is_finalised() || comm::is_forked()) return;
   try {
+    comm::throw_if_alarm_raised(state_->ranks);
     comm::raise_alarm(state_->ranks, {.kind = comm::Outcome::Kind::failed,
                                       .code = ExitCode::user_error,
                                       .text = "an exception has ended its part in averaging gradients"});
+  } catch (const RemoteError&) {  // that of another rank ends this object here, and its alarm reaches all ranks
   } catch (const std::exception& error) {
     log::warn(error.what());
   }

@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <array>
 #include <fstream>
-#include <iterator>
 #include <sstream>
 #include <string_view>
 #include <system_error>

@@ -10,7 +10,10 @@
 #include "storage/tier.hpp"
 
 #include <algorithm>
+#include <cstddef>
 #include <span>
+#include <string_view>
+#include <vector>
 
 namespace muster::detail::run {
 namespace {
@@ -19,12 +22,32 @@ constexpr std::chrono::seconds longest_wait{60};
 
 std::filesystem::path file_of(const std::filesystem::path& run) { return run / ".failures.json"; }
 
+/// Replaces the checksums of the pieces that hold the random state by those of the same bytes with zeros in its place.
+void leave_out_random_state(checkpoint::Manifest& manifest, const std::filesystem::path& folder) {
+  const auto random =
+      std::ranges::find(manifest.tensors, std::string_view(checkpoint::random_name), &checkpoint::TensorEntry::name);
+  if (random == manifest.tensors.end()) return;
+  const auto state =
+      std::ranges::find(manifest.files, std::string_view(checkpoint::state_name), &checkpoint::FileEntry::name);
+  const File file(folder / checkpoint::state_name, File::Mode::read);
+  const auto end = random->offset + random->bytes;
+  for (auto piece = random->offset / state->piece_bytes; piece * state->piece_bytes < end; ++piece) {
+    const auto range = checkpoint::piece_range(state->bytes, state->piece_bytes, piece);
+    std::vector<std::byte> bytes(range.end - range.begin);
+    file.read_at(bytes, range.begin);
+    const auto begin = std::max(random->offset, range.begin);
+    std::ranges::fill(std::span(bytes).subspan(begin - range.begin, std::min(end, range.end) - begin), std::byte{});
+    state->piece_checksums[piece] = checkpoint::piece_checksum(bytes);
+  }
+}
+
 /// Returns a CRC-32 over the JSON values and the checksums of the files; empty if the program has saved neither state
-/// nor files. The file of the state holds torch's random state, too, so the CRC-32 changes with it.
-std::string content_of(const checkpoint::Manifest& manifest) {
+/// nor files. torch's random state does not count: drawing numbers is no progress.
+std::string content_of(checkpoint::Manifest manifest, const std::filesystem::path& folder) {
   const bool has_tensors =
       std::ranges::any_of(manifest.tensors, [](const auto& tensor) { return tensor.name != checkpoint::random_name; });
   if (!has_tensors && manifest.values.empty() && manifest.files.size() == 1) return {};
+  leave_out_random_state(manifest, folder);
   const auto text = json_text(Json{manifest.values, manifest.files});
   return std::to_string(checkpoint::crc32(std::as_bytes(std::span(text))));
 }
@@ -97,7 +120,7 @@ std::optional<RunPoint> point_of(const std::filesystem::path& run) {
                       .epoch = position.epoch_counted ? position.epoch : 0,
                       .training_iteration = position.training_iteration,
                       .rollbacks = static_cast<std::int64_t>(rollbacks.size()),
-                      .content = content_of(manifest)};
+                      .content = content_of(manifest, newest->second)};
     } catch (const Error&) {  // a damaged checkpoint: the next start resumes from an earlier one
       there.published.erase(newest->first);
     }

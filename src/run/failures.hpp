@@ -25,7 +25,7 @@ struct RunPoint {
   std::int64_t epoch = 0;
   std::int64_t training_iteration = 0;
   std::int64_t rollbacks = 0;  ///< number of times that the user has rolled the run back
-  std::string content = {};    ///< CRC-32 over what the program has saved; empty if it has saved nothing
+  std::string content = {};    ///< CRC-32 over what the program has saved, without the random state; empty if nothing
 
   /// True if training has come further than `before`: to a later batch or epoch, or, if no batches are counted, to a
   /// later report, unless it has saved the same again. Also true if the user has rolled the run back since `before`.

@@ -275,7 +275,7 @@ void RunLock::lock_shared() {
                 "Find out why rank 0 has ended");
   if (is_root_) return;
   sees_root_lock_ = lock_byte(*file_, F_OFD_GETLK, F_WRLCK, byte_of_root).value_or(F_UNLCK) != F_UNLCK;
-  // Rank 0 is on another node and could not see whether the lease's processes on this node have ended.
+  // Rank 0 may be on another node, where it could not see whether the lease's processes on this node have ended.
   if (const auto leases = leases_in(folder_); !sees_root_lock_ && !leases.empty())
     wait_for_earlier_start(lease_of(folder_, leases.back()));
 }

@@ -1,7 +1,6 @@
 // A report: reduces metrics over the workers, saves a checkpoint if there is something to save, gives the observers a
 // row, and stops the run if a worker was asked to stop.
 #include "base/json.hpp"
-#include "base/log.hpp"
 #include "checkpoint/files/validation_file.hpp"
 #include "comm/on_ranks.hpp"
 #include "muster/error.hpp"

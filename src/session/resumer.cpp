@@ -13,6 +13,7 @@
 #include "comm/on_ranks.hpp"
 #include "launch/supervised.hpp"
 #include "muster/error.hpp"
+#include "session/session_state.hpp"
 #include "session/validation.hpp"
 #include "state/collect.hpp"
 #include "state/stateful.hpp"
@@ -173,29 +174,29 @@ bool restore_present_entries(const StateEntries& entries, const checkpoint::Rest
 
 void Resumer::resume() {
   const watch::ScopedCallName resume("resuming");
-  checkpoint_ = choose_checkpoint(resolved_, run_, workers_.control, *outputs_.store);
-  outputs_.newest = checkpoint_;
+  checkpoint_ = choose_checkpoint(session_.resolved, session_.run, session_.workers.control, *session_.outputs.store);
+  session_.outputs.newest = checkpoint_;
   observe::AttemptStart moment;
   Json preprocessor;
   std::optional<bool> had_preprocessor;
-  const bool own = checkpoint_ && checkpoint_->path().parent_path() == run_.path();
+  const bool own = checkpoint_ && checkpoint_->path().parent_path() == session_.run.path();
   if (checkpoint_) {
-    content_ = outputs_.store->read(*checkpoint_);
+    content_ = session_.outputs.store->read(*checkpoint_);
     manifest_checksum_ = content_->manifest_checksum;
     preprocessor = content_->position.preprocessor;
     had_preprocessor = content_->position.has_preprocessor;
-    outputs_.score_reported = content_->metrics.contains(outputs_.config.checkpoint_score_attribute);
+    session_.outputs.score_reported = content_->metrics.contains(session_.outputs.config.checkpoint_score_attribute);
     // The reports and the training time of another run do not count for this run.
     if (own) moment = restore_position(*content_);
   }
-  outputs_.observers.start(workers_.control, moment);
-  if (outputs_.validation != nullptr) {
-    outputs_.score_reported = true;  // a validation may still give the score
-    if (workers_.is_first())
-      outputs_.store->set_keep_predicate(
-          [waiting = outputs_.validation](std::int64_t report) { return waiting->awaits_result(report); });
+  session_.outputs.observers.start(session_.workers.control, moment);
+  if (session_.outputs.validation != nullptr) {
+    session_.outputs.score_reported = true;  // a validation may still give the score
+    if (session_.workers.is_first())
+      session_.outputs.store->set_keep_predicate(
+          [waiting = session_.outputs.validation](std::int64_t report) { return waiting->awaits_result(report); });
   }
-  if (checkpoint_ && workers_.is_first()) {
+  if (checkpoint_ && session_.workers.is_first()) {
     const auto& position = content_->position;
     const auto path = checkpoint_->path().string();
     if (position.is_from_run)
@@ -203,19 +204,19 @@ void Resumer::resume() {
                     position.epoch_complete ? " done)" : " in progress)"));
     else
       log::info("starting from " + path);
-    const bool promises_bits = own && (workers_.share.fixed || content_->world_size == workers_.size());
-    if (const int before = position.threads_per_worker, now = resolved_.threads_per_worker;
+    const bool promises_bits = own && (session_.workers.share.fixed || content_->world_size == session_.workers.size());
+    if (const int before = position.threads_per_worker, now = session_.resolved.threads_per_worker;
         promises_bits && before > 0 && before != now)
       log::warn(str("the run was saved with ", counted(before, "thread"), " of torch per worker and goes on with ", now,
                     ", so its results have other bits; --threads ", before, " keeps them"));
   }
-  data_.prepare_preprocessor(preprocessor, own, workers_.control, had_preprocessor);
+  session_.data.prepare_preprocessor(preprocessor, own, session_.workers.control, had_preprocessor);
 }
 
 observe::AttemptStart Resumer::restore_position(const checkpoint::RestoredCheckpoint& content) {
   const auto& path = checkpoint_->path();
-  progress_.training_iteration = content.position.training_iteration;
-  progress_.seconds_in_earlier_jobs = content.position.time_total_s;
+  session_.progress.training_iteration = content.position.training_iteration;
+  session_.progress.seconds_in_earlier_jobs = content.position.time_total_s;
   auto row = content.metrics;
   // A checkpoint that was saved between two reports has no row in its metrics.
   if (row.contains("training_iteration"))
@@ -226,10 +227,10 @@ observe::AttemptStart Resumer::restore_position(const checkpoint::RestoredCheckp
                                .last_row = std::move(row),
                                .global_step = content.position.global_step,
                                .time_total_s = content.position.time_total_s};
-  comm::run_on_root(workers_.control, [&] {
+  comm::run_on_root(session_.workers.control, [&] {
     moment.last_row = checkpoint::with_validation(path, std::move(moment.last_row));
     if (const auto index = storage::Tier::index_of(path.filename()))
-      set_ancestors(moment, *index, outputs_.store->rollbacks());
+      set_ancestors(moment, *index, session_.outputs.store->rollbacks());
   });
   callback_states_ = content.position.callbacks;
   // A job that was killed after the save may not have made the link, so confirm_start() makes it.
@@ -241,19 +242,19 @@ observe::AttemptStart Resumer::restore_position(const checkpoint::RestoredCheckp
 
 void Resumer::confirm_start() {
   if (is_start_confirmed_ || !checkpoint_) return;  // without a checkpoint there is nothing to confirm
-  comm::wait_for_all(workers_.control);             // now no rank can refuse the start
-  outputs_.store->confirm_rollback();
-  comm::run_on_root(workers_.control, [&] {
+  comm::wait_for_all(session_.workers.control);     // now no rank can refuse the start
+  session_.outputs.store->confirm_rollback();
+  comm::run_on_root(session_.workers.control, [&] {
     if (!name_.empty()) link_name(checkpoint_->path(), name_);
-    if (outputs_.validation != nullptr)
-      outputs_.validation->resume(outputs_.row_updater(), outputs_.store->rollbacks());
+    if (session_.outputs.validation != nullptr)
+      session_.outputs.validation->resume(session_.outputs.row_updater(), session_.outputs.store->rollbacks());
   });
   is_start_confirmed_ = true;
 }
 
 checkpoint::RestoredCheckpoint Resumer::read_again() {
-  auto content = outputs_.store->read(*checkpoint_);
-  comm::run_on_all(workers_.control, [&] {
+  auto content = session_.outputs.store->read(*checkpoint_);
+  comm::run_on_all(session_.workers.control, [&] {
     if (content.manifest_checksum != manifest_checksum_)
       throw Error(ExitCode::retry, "restoring a state again", checkpoint_->path().string() + " has changed meanwhile",
                   "Start again, from a checkpoint that stays as it is");
@@ -262,7 +263,7 @@ checkpoint::RestoredCheckpoint Resumer::read_again() {
 }
 
 void Resumer::require_nothing_saved() const {
-  const auto& newest = outputs_.async_checkpoint ? outputs_.async_checkpoint : outputs_.newest;
+  const auto& newest = session_.outputs.async_checkpoint ? session_.outputs.async_checkpoint : session_.outputs.newest;
   if (newest && (!checkpoint_ || newest->path() != checkpoint_->path()))
     throw Error(
         ExitCode::usage, "restoring a state",
@@ -274,14 +275,14 @@ bool Resumer::is_between_passes(const state::TrainingPosition& position) {
   std::int64_t finished = 0;
   for (const auto& [name, in_data] : position.positions)
     if (in_data.is_object()) finished += in_data.value("finished", std::int64_t{0});
-  const auto known = comm::run_on_root(workers_.control, [&]() -> std::int64_t {
+  const auto known = comm::run_on_root(session_.workers.control, [&]() -> std::int64_t {
     try {
       return read_json(checkpoint_->path().parent_path() / run_names::passes).at("passes_before_more");
     } catch (const std::exception&) {
       return 0;  // the run has recorded no such number
     }
   });
-  auto& epoch = progress_.steps->epoch;
+  auto& epoch = session_.progress.steps->epoch;
   epoch.passes_before_more = std::max(position.passes_before_more, known);
   const bool between = position.passes_before_more < finished && finished <= known;
   if (position.epoch_complete && !between) epoch.resumed_after = finished;
@@ -295,24 +296,24 @@ bool Resumer::restore(const StateEntries& entries) {
   auto saved = content_ ? *std::exchange(content_, {}) : read_again();
   const auto gradients = state::take_gradients(saved.state, saved.world_size);
   const auto& position = saved.position;
-  if (!position.is_from_run) return restore_present_entries(entries, saved, checkpoint_->path(), workers_);
+  if (!position.is_from_run) return restore_present_entries(entries, saved, checkpoint_->path(), session_.workers);
   try {
-    state::restore(entries, saved.state, {workers_.rank(), workers_.size()}, saved.per_rank);
+    state::restore(entries, saved.state, {session_.workers.rank(), session_.workers.size()}, saved.per_rank);
   } catch (const state::WrongNumberOfRanks& error) {
     launch::tell_supervisor(launch::message_ranks_needed, std::to_string(error.needed()));
     throw;
   }
-  models_.restore_gradients(entries, gradients, workers_.size());
-  progress_.steps->global_step = position.global_step;
-  progress_.steps->samples_since_report = position.samples_since_report;
-  epoch_end_.restore(position.several_reports);
+  session_.models.restore_gradients(entries, gradients, session_.workers.size());
+  session_.progress.steps->global_step = position.global_step;
+  session_.progress.steps->samples_since_report = position.samples_since_report;
+  session_.epoch_end.restore(position.several_reports);
   using step::EpochCount;
-  if (auto& epoch = progress_.steps->epoch; !epoch.is_counted())
+  if (auto& epoch = session_.progress.steps->epoch; !epoch.is_counted())
     epoch.count = position.epoch_counted ? EpochCount::none : EpochCount::none_in_state;
   const bool between = is_between_passes(position), complete = position.epoch_complete && !between;
-  data_.pass_positions->resume_epoch(position.epoch + (complete ? 1 : 0));
-  for (const auto& [name, in_data] : position.positions) data_.pass_positions->restore(name, in_data, complete);
-  workers_.restore_random_state(saved, position.training_iteration);
+  session_.data.pass_positions->resume_epoch(position.epoch + (complete ? 1 : 0));
+  for (const auto& [name, in_data] : position.positions) session_.data.pass_positions->restore(name, in_data, complete);
+  session_.workers.restore_random_state(saved, position.training_iteration);
   confirm_start();
   return true;
 }
@@ -320,16 +321,16 @@ bool Resumer::restore(const StateEntries& entries) {
 void Resumer::warn_of_unrestored_state(bool reports_state) {
   if (!checkpoint_ || has_warned_ || !(was_given_to_user_ || reports_state)) return;
   has_warned_ = true;
-  if (!workers_.is_first()) return;
+  if (!session_.workers.is_first()) return;
   const auto name = checkpoint_->path().filename().string();
-  const bool sets_epoch = progress_.steps->epoch.count == step::EpochCount::own;
+  const bool sets_epoch = session_.progress.steps->epoch.count == step::EpochCount::own;
   if (!was_given_to_user_)
     log::warn("the run goes on from " + name +
               ", but the training function has restored nothing from it; call state.restore() before the first epoch");
-  else if (progress_.training_iteration > 0)
+  else if (session_.progress.training_iteration > 0)
     log::warn(
         str("the run goes on from ", name, ", which the training function loads by itself: training_iteration is ",
-            progress_.training_iteration, ", but ", sets_epoch ? "" : "epoch, ",
+            session_.progress.training_iteration, ", but ", sets_epoch ? "" : "epoch, ",
             "global_step, the position in the data and the random state begin again; state.restore() restores all of "
             "them"));
 }

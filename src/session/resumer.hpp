@@ -4,14 +4,7 @@
 #include "checkpoint/store.hpp"
 #include "muster/checkpoint.hpp"
 #include "muster/state.hpp"
-#include "run/resolve.hpp"
-#include "run/run_folder.hpp"
-#include "session/epoch_end.hpp"
 #include "session/outputs.hpp"
-#include "session/prepared_models.hpp"
-#include "session/session_data.hpp"
-#include "session/training_progress.hpp"
-#include "session/worker_context.hpp"
 
 #include <cstdint>
 #include <optional>
@@ -20,20 +13,12 @@
 
 namespace muster::detail::session {
 
-/// Chooses the checkpoint to resume from, and restores the session from it. Many members: the parts of the session that
-/// it restores, and contents of the checkpoint that are needed later.
+struct SessionState;
+
+/// Chooses the checkpoint to resume from, and restores the session from it.
 class Resumer {
  public:
-  Resumer(const run::ResolvedOptions& resolved, const run::RunFolder& run, WorkerContext& workers,
-          TrainingProgress& progress, SessionData& data, Outputs& outputs, PreparedModels& models, EpochEnd& epoch_end)
-      : resolved_(resolved),
-        run_(run),
-        workers_(workers),
-        progress_(progress),
-        data_(data),
-        outputs_(outputs),
-        models_(models),
-        epoch_end_(epoch_end) {}
+  explicit Resumer(SessionState& session) : session_(session) {}
 
   /// Chooses the checkpoint, and restores counters, history and preprocessor from it. Changes nothing in the run's
   /// folder except the names of damaged checkpoints, since the start may still be refused. Collective.
@@ -67,15 +52,7 @@ class Resumer {
   /// Reads the checkpoint again. Throws an Error (ExitCode::retry) if it has changed. Collective.
   checkpoint::RestoredCheckpoint read_again();
 
-  const run::ResolvedOptions& resolved_;
-  const run::RunFolder& run_;
-  WorkerContext& workers_;
-  TrainingProgress& progress_;
-  SessionData& data_;
-  Outputs& outputs_;
-  PreparedModels& models_;
-  EpochEnd& epoch_end_;
-  // Sixteen members: those above are restored or read; those below belong to the checkpoint.
+  SessionState& session_;
   std::optional<Checkpoint> checkpoint_ = {};
   std::optional<checkpoint::RestoredCheckpoint> content_ = {};
   std::uint32_t manifest_checksum_ = 0;  ///< CRC-32 of the checkpoint's manifest when it was chosen

@@ -2,18 +2,10 @@
 #pragma once
 
 #include "base/export.hpp"
+#include "checkpoint/store.hpp"
 #include "muster/checkpoint.hpp"
 #include "muster/state.hpp"
 #include "optim/memory_snapshot.hpp"
-#include "run/resolve.hpp"
-#include "run/run_folder.hpp"
-#include "session/accumulated_gradients.hpp"
-#include "session/epoch_end.hpp"
-#include "session/outputs.hpp"
-#include "session/resumer.hpp"
-#include "session/session_data.hpp"
-#include "session/training_progress.hpp"
-#include "session/worker_context.hpp"
 #include "state/training_position.hpp"
 
 #include <chrono>
@@ -23,12 +15,12 @@
 
 namespace muster::detail::session {
 
+struct SessionState;
+
 /// Gathers the contents of a checkpoint and gives them to the store.
 class Saver {
  public:
-  Saver(const run::ResolvedOptions& resolved, const run::RunFolder& run, WorkerContext& workers,
-        const TrainingProgress& progress, const SessionData& data, Outputs& outputs, const EpochEnd& epoch_end,
-        Resumer& resumer, AccumulatedGradients& gradients);
+  explicit Saver(SessionState& session);
 
   /// What the caller gives to a checkpoint, in addition to the session's own data.
   struct Contents {
@@ -55,15 +47,7 @@ class Saver {
   /// Adds the entries of the Checkpoints that ranks have given. Collective.
   void merge_given(checkpoint::CheckpointContents& contents, const std::optional<Checkpoint>& given) const;
 
-  const run::ResolvedOptions& resolved_;
-  const run::RunFolder& run_;
-  WorkerContext& workers_;
-  const TrainingProgress& progress_;
-  const SessionData& data_;
-  Outputs& outputs_;
-  const EpochEnd& epoch_end_;
-  Resumer& resumer_;
-  AccumulatedGradients& gradients_;
+  SessionState& session_;
   std::shared_ptr<optim::SnapshotSources> snapshot_sources_;
   std::chrono::steady_clock::duration collect_duration_{0};
   bool has_warned_ = false;  ///< true if a warning has said that a checkpoint with files only leaves out the State

@@ -139,9 +139,9 @@ SessionState::SessionState(const run::ResolvedOptions& resolved_, const run::Run
       outputs(validated ? outputs_of_validation(*validated) : outputs_of_training(resolved, run, workers)),
       gradients(models),
       epoch_end(workers, progress, data, models),
-      resumer(resolved, run, workers, progress, data, outputs, models, epoch_end),
-      saver(resolved, run, workers, progress, data, outputs, epoch_end, resumer, gradients),
-      stopper(resolved.launch, run, workers, progress, models, gradients, outputs, saver, *attempt_end),
+      resumer(*this),
+      saver(*this),
+      stopper(*this),
       callback_end(workers, progress, outputs, *attempt_end) {}
 
 SessionState::SessionState(const run::ResolvedOptions& resolved_, const run::RunFolder& run_, const Communicator& own,

@@ -48,7 +48,7 @@ struct MUSTER_INTERNAL_API SessionState {
                at::Device device, const Checkpoint& checkpoint);
   ~SessionState();
 
-  // The parts. Each part may use the parts above it.
+  // The parts. Each part may use the parts above it; Resumer, Saver and Stopper reach them through the session.
   const run::ResolvedOptions& resolved;
   const run::RunFolder& run;
   WorkerContext workers;

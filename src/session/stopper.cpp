@@ -5,6 +5,7 @@
 #include "launch/stop_signal.hpp"
 #include "launch/supervised.hpp"
 #include "muster/error.hpp"
+#include "session/session_state.hpp"
 #include "state/stateful.hpp"
 
 #include <array>
@@ -62,11 +63,11 @@ void Stopper::note_restored_state(const std::shared_ptr<const StateEntries>& ent
 }
 
 bool Stopper::is_asked_here() {
-  const auto left = launch_.time_left();
-  const bool is_late =
-      left && (left->count() <= 0 ||
-               (outputs_.store && *left < budget_.full_budget(outputs_.store->background().current_duration())));
-  if (!launch_.stop_requested() && !file_.exists() && !is_late) return false;
+  const auto left = session_.resolved.launch.time_left();
+  const bool is_late = left && (left->count() <= 0 ||
+                                (session_.outputs.store &&
+                                 *left < budget_.full_budget(session_.outputs.store->background().current_duration())));
+  if (!session_.resolved.launch.stop_requested() && !file_.exists() && !is_late) return false;
   if (cause_.empty()) cause_ = cause_of_stop(is_late ? left : std::nullopt);
   return true;
 }
@@ -75,23 +76,23 @@ std::string Stopper::cause_of_stop(std::optional<std::chrono::duration<double>> 
   // muster run passes all signals on as the same signal, and logs itself why it stops the job.
   const int signal = launch::supervisor() ? 0 : launch::stop_signal::requested_by();
   if (signal != 0) return "by " + name_of_signal(signal);
-  if (left && launch_.flags().time_limit)
-    return "as the time limit of " + text_of(*launch_.flags().time_limit) + " ends";
+  if (left && session_.resolved.launch.flags().time_limit)
+    return "as the time limit of " + text_of(*session_.resolved.launch.flags().time_limit) + " ends";
   if (left) return "as the batch job ends at " + clock_time_in(*left);
   return file_.exists() ? "as the file stop is there" : "on request";
 }
 
 bool Stopper::stop_if_asked() {
   // Inside join(), the other workers may be at other boundaries.
-  if (models_.any_joined()) return false;
-  models_.finish_abandoned_rounds();
-  const auto averaged = models_.gradient_average_count();
+  if (session_.models.any_joined()) return false;
+  session_.models.finish_abandoned_rounds();
+  const auto averaged = session_.models.gradient_average_count();
   const bool has_averaged = std::exchange(average_count_, averaged) != averaged;
   bool has_asked = false;
   if (has_averaged)
-    request_.merge(models_.any_stop_requested());
+    request_.merge(session_.models.any_stop_requested());
   else
-    has_asked = request_.exchange(workers_.control, is_asked_here());
+    has_asked = request_.exchange(session_.workers.control, is_asked_here());
   if (has_averaged || has_asked) {
     budget_.reached_boundary();
     budget_.left_boundary();
@@ -102,22 +103,23 @@ bool Stopper::stop_if_asked() {
 
 void Stopper::stop_if_asked_after_report(ReportedNow report) {
   has_reported_checkpoint_ = has_reported_checkpoint_ || report.had_checkpoint;
-  if (const auto cost = outputs_.store->background().last_duration())
-    budget_.note_save_duration(saver_.last_collect_duration() + *cost);
+  if (const auto cost = session_.outputs.store->background().last_duration())
+    budget_.note_save_duration(session_.saver.last_collect_duration() + *cost);
   if (!is_known()) return;
   // state.restore() cannot resume from a checkpoint that only has files, so save a State before stopping.
   if (!report.saved || !report.had_state) return save_and_stop(report);
   try {
-    outputs_.wait_for_save();
+    session_.outputs.wait_for_save();
   } catch (...) {
-    attempt_end_.end_with_current();
+    session_.attempt_end->end_with_current();
   }
   throw_stopped(true);
 }
 
 bool Stopper::should_stop() {
   budget_.reached_boundary();
-  if (!is_known()) request_.merge(workers_.control.all_reduce(std::int64_t{is_asked_here()}, ReduceOp::max) != 0);
+  if (!is_known())
+    request_.merge(session_.workers.control.all_reduce(std::int64_t{is_asked_here()}, ReduceOp::max) != 0);
   budget_.left_boundary();
   return user_was_told_ = is_known();
 }
@@ -125,10 +127,10 @@ bool Stopper::should_stop() {
 Preemption Stopper::preemption() {
   budget_.reached_boundary();
   constexpr auto never = std::numeric_limits<std::int64_t>::max();
-  const auto left = launch_.time_left();
+  const auto left = session_.resolved.launch.time_left();
   std::array<std::int64_t, 2> words{!(is_known() || is_asked_here()),
                                     left ? std::chrono::round<std::chrono::nanoseconds>(*left).count() : never};
-  workers_.control.all_reduce(std::span(words), ReduceOp::min);
+  session_.workers.control.all_reduce(std::span(words), ReduceOp::min);
   request_.merge(words[0] == 0);
   budget_.left_boundary();
   user_was_told_ = is_known();
@@ -141,60 +143,63 @@ void Stopper::end_training() {
   if (!user_was_told_) return;
   // If another worker has left the training function by an exception, that is the cause of the end; this call then
   // throws it.
-  comm::wait_for_all(workers_.control);
-  throw_stopped(outputs_.has_saved);
+  comm::wait_for_all(session_.workers.control);
+  throw_stopped(session_.outputs.has_saved);
 }
 
 void Stopper::save_and_stop(std::optional<ReportedNow> report) try {
   const bool has_saved = report && report->saved;
   if (has_saved)
-    outputs_.wait_for_save();
+    session_.outputs.wait_for_save();
   else
-    outputs_.wait_for_save_and_warn();
-  const auto entries = last_state_.lock_on_all(workers_.control);
-  std::array<std::int64_t, 3> everywhere{entries != nullptr, !has_reported_checkpoint_, progress_.has_position()};
-  workers_.control.all_reduce(std::span(everywhere), ReduceOp::min);
+    session_.outputs.wait_for_save_and_warn();
+  const auto entries = last_state_.lock_on_all(session_.workers.control);
+  std::array<std::int64_t, 3> everywhere{entries != nullptr, !has_reported_checkpoint_,
+                                         session_.progress.has_position()};
+  session_.workers.control.all_reduce(std::span(everywhere), ReduceOp::min);
   const auto [has_state, none_reported, all_have_position] = everywhere;
   if (!has_state && (report || none_reported)) throw_stopped(has_saved);
   // At a report, do not wait for a step: the report's checkpoint, at the same place, is as good to resume from.
   if (!has_state || !all_have_position || (!report && must_wait_for_a_step())) return;
-  models_.synchronise_buffers();
-  saver_.save({.entries = entries.get(), .must_wait = true});
-  outputs_.wait_for_save();
+  session_.models.synchronise_buffers();
+  session_.saver.save({.entries = entries.get(), .must_wait = true});
+  session_.outputs.wait_for_save();
   throw_stopped(true);
 } catch (...) {
-  attempt_end_.end_with_current();  // even if the save has failed, the attempt ends here
+  session_.attempt_end->end_with_current();  // even if the save has failed, the attempt ends here
 }
 
 bool Stopper::must_wait_for_a_step() {
-  std::array<std::int64_t, 2> everywhere{accumulated_.none(), may_wait_for_a_step()};
-  workers_.control.all_reduce(std::span(everywhere), ReduceOp::min);
+  std::array<std::int64_t, 2> everywhere{session_.gradients.none(), may_wait_for_a_step()};
+  session_.workers.control.all_reduce(std::span(everywhere), ReduceOp::min);
   const auto [none_anywhere, all_wait] = everywhere;
   return none_anywhere == 0 && all_wait != 0;
 }
 
 bool Stopper::may_wait_for_a_step() const {
-  if (accumulated_.last_too_long()) return false;
-  const auto left = launch_.time_left();
-  return !left || !outputs_.store || *left > budget_.least_budget(outputs_.store->background().current_duration());
+  if (session_.gradients.last_too_long()) return false;
+  const auto left = session_.resolved.launch.time_left();
+  return !left || !session_.outputs.store ||
+         *left > budget_.least_budget(session_.outputs.store->background().current_duration());
 }
 
 void Stopper::throw_stopped(bool saved) {
   has_stopped_ = true;
   file_.remove();
   // Every worker that was asked to stop knows why. The first of these gives the text to all.
-  const auto teller = static_cast<int>(
-      workers_.control.all_reduce(std::int64_t{cause_.empty() ? workers_.size() : workers_.rank()}, ReduceOp::min));
+  const auto teller = static_cast<int>(session_.workers.control.all_reduce(
+      std::int64_t{cause_.empty() ? session_.workers.size() : session_.workers.rank()}, ReduceOp::min));
   const auto stopped =
-      "stopped " + (teller < workers_.size() ? workers_.control.broadcast(cause_, teller) : std::string("on request"));
-  const auto& newest = outputs_.newest;
-  const auto& remedy = run_.how_to_go_on();
+      "stopped " + (teller < session_.workers.size() ? session_.workers.control.broadcast(cause_, teller)
+                                                     : std::string("on request"));
+  const auto& newest = session_.outputs.newest;
+  const auto& remedy = session_.run.how_to_go_on();
   const Error error = saved ? Error(ExitCode::stopped, "training",
                                     stopped + ", state saved in " + newest->path().filename().string(), remedy)
                             : Error(ExitCode::retry, "training", stopped + ", and there is no State to save",
                                     remedy + (newest ? " from " + newest->path().filename().string() : ""));
   // An Error without a rank, since it is the same on all workers.
-  attempt_end_.end_with(Error(error.code(), std::string(error.what())));
+  session_.attempt_end->end_with(Error(error.code(), std::string(error.what())));
 }
 
 }  // namespace muster::detail::session

@@ -1,18 +1,9 @@
 // Stops a session on request. All workers stop at the same boundary; see stop.hpp.
 #pragma once
 
-#include "muster/launch.hpp"
 #include "muster/session.hpp"
 #include "muster/state.hpp"
-#include "run/run_folder.hpp"
-#include "session/accumulated_gradients.hpp"
-#include "session/attempt_end.hpp"
-#include "session/outputs.hpp"
-#include "session/prepared_models.hpp"
-#include "session/saver.hpp"
 #include "session/stop.hpp"
-#include "session/training_progress.hpp"
-#include "session/worker_context.hpp"
 
 #include <chrono>
 #include <cstdint>
@@ -22,21 +13,12 @@
 
 namespace muster::detail::session {
 
+struct SessionState;
+
 /// Asks at each boundary whether the run must stop. If so, saves and leaves the training function by an exception.
 class Stopper {
  public:
-  Stopper(const Launch& launch, const run::RunFolder& run, const WorkerContext& workers,
-          const TrainingProgress& progress, const PreparedModels& models, AccumulatedGradients& gradients,
-          Outputs& outputs, Saver& saver, AttemptEnd& attempt_end)
-      : launch_(launch),
-        run_(run),
-        workers_(workers),
-        progress_(progress),
-        models_(models),
-        outputs_(outputs),
-        saver_(saver),
-        attempt_end_(attempt_end),
-        accumulated_(gradients) {}
+  explicit Stopper(SessionState& session) : session_(session) {}
 
   /// Makes the stopper look for a file in the run's folder, too. Call it on one rank.
   void watch_file(std::filesystem::path path) { file_ = StopFile(std::move(path)); }
@@ -97,21 +79,12 @@ class Stopper {
   /// Ends the attempt with the Error of a stop. `saved`: true if a State was saved. Collective.
   [[noreturn]] void throw_stopped(bool saved);
 
-  // Nine parts of the session, which a stop reads, saves or ends; then what this stopper has learned so far.
-  const Launch& launch_;
-  const run::RunFolder& run_;
-  const WorkerContext& workers_;
-  const TrainingProgress& progress_;
-  const PreparedModels& models_;
-  Outputs& outputs_;
-  Saver& saver_;
-  AttemptEnd& attempt_end_;
+  SessionState& session_;
   StopRequest request_ = {};
   StopFile file_ = {};
   std::string cause_ = {};  ///< why this worker was asked to stop; empty if it was not
   ShutdownBudget budget_ = {};
   std::int64_t average_count_ = 0;  ///< number of averages, summed over all models, at the last boundary
-  AccumulatedGradients& accumulated_;
   LivingStates last_state_ = {};
   bool has_reported_checkpoint_ = false;  ///< true if a report has saved a Checkpoint of the program's own
   bool user_was_told_ = false;            ///< true if should_stop() or preemption() has told the program to stop

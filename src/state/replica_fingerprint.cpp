@@ -1,7 +1,5 @@
 #include "state/replica_fingerprint.hpp"
 
-#include <algorithm>
-
 namespace muster::detail::state {
 
 ReplicaFingerprint::ReplicaFingerprint(const std::vector<at::Tensor>& tensors) {

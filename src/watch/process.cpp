@@ -15,7 +15,6 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -101,20 +100,12 @@ std::string state_of(pid_t process, std::int64_t started) {
   if (state.empty() || start_time_of(process) != started) return str("its process ", process, " is gone");
   const auto where = first_word(str("/proc/", process, "/wchan"));
   const auto in = where.empty() || where == "0" ? "" : ", in " + where;
-  switch (state.front()) {
-    case 'T':
-      return "it is stopped (State T" + in + "): by SIGSTOP or the like";
-    case 't':
-      return "a debugger holds it (State t" + in + ")";
-    case 'Z':
-      return str("its process ", process, " has ended (State Z)");
-    case 'X':
-      return str("its process ", process, " is dead (State X)");
-    case 'D':
-      return "it waits in the kernel (State D" + in + ")";
-    default:
-      return "";
-  }
+  const char letter = state.front();
+  if (letter == 'T') return "it is stopped (State T" + in + "): by SIGSTOP or the like";
+  if (letter == 't') return "a debugger holds it (State t" + in + ")";
+  if (letter == 'Z') return str("its process ", process, " has ended (State Z)");
+  if (letter == 'X') return str("its process ", process, " is dead (State X)");
+  return letter == 'D' ? "it waits in the kernel (State D" + in + ")" : "";
 }
 
 MainThreadStack::MainThreadStack() {

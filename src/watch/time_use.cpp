@@ -20,17 +20,10 @@ thread_local ThreadTime time_of_thread;
 std::atomic<std::int64_t> read_ns{0};
 
 std::chrono::nanoseconds& time_of(TimeUse& use, Activity activity) noexcept {
-  switch (activity) {
-    case Activity::wait:
-      return use.wait;
-    case Activity::data:
-      return use.data;
-    case Activity::save:
-      return use.save;
-    case Activity::save_wait:
-      break;
-  }
-  return use.save_wait;
+  return activity == Activity::wait   ? use.wait
+         : activity == Activity::data ? use.data
+         : activity == Activity::save ? use.save
+                                      : use.save_wait;
 }
 
 void ThreadTime::switch_to(std::optional<Activity> next) noexcept {

@@ -28,7 +28,8 @@ std::string Archive::folder_of(const std::string& name) const {
 
 void Archive::check_stored() const {
   for (const auto& [name, record] : records_)
-    if (!record.stored) refuse("its " + name + " is packed or encrypted, which torch never does");
+    if (!record.stored)
+      refuse("its " + name + " is compressed or encrypted, which torch does to TorchScript's code alone");
 }
 
 void Archive::check_sums() const {

@@ -86,81 +86,42 @@ class Unpickler {
 
  private:
   void step(unsigned char opcode) {
-    switch (opcode) {
-      case 0x80:
-        return check_protocol();
-      case 'N':
-        return push(std::monostate());
-      case 0x88:
-        return push(true);
-      case 0x89:
-        return push(false);
-      case 'K':
-        return push(std::int64_t{number<std::uint8_t>()});
-      case 'M':
-        return push(std::int64_t{number<std::uint16_t>()});
-      case 'J':
-        return push(std::int64_t{number<std::int32_t>()});
-      case 0x8a:
-        return push(long_integer());
-      case 'G':
-        return push(std::bit_cast<double>(__builtin_bswap64(number<std::uint64_t>())));
-      case 'X':
-        return push(std::string(take(number<std::uint32_t>())));
-      case 0x8c:
-        return push(std::string(take(number<std::uint8_t>())));
-      case 0x8d:
-        return push(std::string(take(number<std::uint64_t>())));
-      case 0x95:  // the length of the bytes that a reader may fetch at once
-        return static_cast<void>(take(sizeof(std::uint64_t)));
-      case 'c':
-        return push_global();
-      case 0x93:
-        return push_global(pop(2));
-      case '(':
-        return marks_.push_back(stack_.size());
-      case ')':
-        return push(Tuple());
-      case ']':
-        return push(List());
-      case '}':
-        return push(Dict());
-      case 't':
-        return push(Tuple{pop_to_mark()});
-      case 0x85:
-        return push(Tuple{pop(1)});
-      case 0x86:
-        return push(Tuple{pop(2)});
-      case 0x87:
-        return push(Tuple{pop(3)});
-      case 'a':
-        return append(pop(1));
-      case 'e':
-        return append(pop_to_mark());
-      case 's':
-        return set(pop(2));
-      case 'u':
-        return set(pop_to_mark());
-      case 'q':
-        return memorize(number<std::uint8_t>());
-      case 'r':
-        return memorize(number<std::uint32_t>());
-      case 0x94:
-        return memorize(static_cast<std::uint32_t>(memo_.size()));
-      case 'h':
-        return recall(number<std::uint8_t>());
-      case 'j':
-        return recall(number<std::uint32_t>());
-      case 'Q':
-        return push_storage(*pop());
-      case 'R':   // a function's result
-      case 0x81:  // a class's instance
-        return call(pop(2));
-      case 'b':
-        return build(pop(1));
-      default:
-        throw BadPickle(str("its pickle has the instruction ", opcode, ", which no state dict needs"));
-    }
+    if (opcode == 0x80) return check_protocol();
+    if (opcode == 'N') return push(std::monostate());
+    if (opcode == 0x88) return push(true);
+    if (opcode == 0x89) return push(false);
+    if (opcode == 'K') return push(std::int64_t{number<std::uint8_t>()});
+    if (opcode == 'M') return push(std::int64_t{number<std::uint16_t>()});
+    if (opcode == 'J') return push(std::int64_t{number<std::int32_t>()});
+    if (opcode == 0x8a) return push(long_integer());
+    if (opcode == 'G') return push(std::bit_cast<double>(__builtin_bswap64(number<std::uint64_t>())));
+    if (opcode == 'X') return push(std::string(take(number<std::uint32_t>())));
+    if (opcode == 0x8c) return push(std::string(take(number<std::uint8_t>())));
+    if (opcode == 0x8d) return push(std::string(take(number<std::uint64_t>())));
+    if (opcode == 0x95) return static_cast<void>(take(sizeof(std::uint64_t)));  // how many bytes may be fetched at once
+    if (opcode == 'c') return push_global();
+    if (opcode == 0x93) return push_global(pop(2));
+    if (opcode == '(') return marks_.push_back(stack_.size());
+    if (opcode == ')') return push(Tuple());
+    if (opcode == ']') return push(List());
+    if (opcode == '}') return push(Dict());
+    if (opcode == 't') return push(Tuple{pop_to_mark()});
+    if (opcode == 0x85) return push(Tuple{pop(1)});
+    if (opcode == 0x86) return push(Tuple{pop(2)});
+    if (opcode == 0x87) return push(Tuple{pop(3)});
+    if (opcode == 'a') return append(pop(1));
+    if (opcode == 'e') return append(pop_to_mark());
+    if (opcode == 's') return set(pop(2));
+    if (opcode == 'u') return set(pop_to_mark());
+    if (opcode == 'q') return memorize(number<std::uint8_t>());
+    if (opcode == 'r') return memorize(number<std::uint32_t>());
+    if (opcode == 0x94) return memorize(static_cast<std::uint32_t>(memo_.size()));
+    if (opcode == 'h') return recall(number<std::uint8_t>());
+    if (opcode == 'j') return recall(number<std::uint32_t>());
+    if (opcode == 'Q') return push_storage(*pop());
+    if (opcode == 'R' || opcode == 0x81) return call(pop(2));  // a function's result; a class's instance
+    if (opcode == 'b') return build(pop(1));
+    throw BadPickle(str("its pickle has the instruction ", opcode, ", which no state dict needs"));
   }
 
   // --- The program, the stack, the memo ---

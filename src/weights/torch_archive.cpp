@@ -15,8 +15,6 @@
 #include <array>
 #include <exception>
 #include <map>
-#include <string_view>
-#include <vector>
 
 namespace muster {
 namespace {

@@ -141,6 +141,15 @@ TEST(DataParallel, PreparedOptimizersStepAlikeFusedOrNot) {
   expect_close(stepped[1], stepped[0], "fused");
 }
 
+TEST(DataParallel, LeavesNoHooksBehindForTheNext) {
+  auto net = linear();
+  for (int i = 0; i < 100; ++i) DataParallel(world(), net);
+  EXPECT_EQ(torch::autograd::impl::get_autograd_meta(net->weight)->cpp_hooks_list_->size(), 1);
+  const DataParallel parallel(world(), net);
+  loss_of(net).backward();
+  expect_close(net->weight.grad(), mean_over_ranks(own_gradient(0)), "the hooks belong to the last one");
+}
+
 TEST(DataParallel, RanksThatDisagreeGetOneError) {
   if (world().size() == 1) GTEST_SKIP() << "needs another rank";
   const bool odd = world().rank() == world().size() - 1;

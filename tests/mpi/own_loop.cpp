@@ -2,7 +2,7 @@
 //   unchanged   muster leaves signals, malloc and the CPUs of this process as they are
 //   finalised   what lives longer than MPI neither harms nor hangs
 //   threads     the same below and above MPI_THREAD_SINGLE
-//   forked      a child of fork() that an exception ends neither hangs nor ends the waits of the other ranks
+//   forked      a child of fork() gets an error at once, and does not end the waits of the other ranks
 #include "muster/data_parallel.hpp"
 #include "muster/error.hpp"
 #include "muster/mpi.hpp"
@@ -173,14 +173,14 @@ void forked() {
       child = ::fork();
       if (child == 0) {
         ::alarm(30);
-        throw std::runtime_error("such as a program that the child does not find");
+        loss_of(net).backward();
       }
       int status = 0;
       require(::waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 3, "the child");
     }
     for (int i = 0; i < 5; ++i) loss_of(net).backward();
   } catch (const std::runtime_error& error) {
-    if (child == 0) ::_exit(3);
+    if (child == 0) ::_exit(std::strstr(error.what(), "child of fork()") != nullptr ? 3 : 4);
     require(false, error.what());
   }
   MPI_Finalize();

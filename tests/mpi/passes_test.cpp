@@ -750,7 +750,7 @@ int progress_threads() {
   for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
     std::string name;
     std::getline(std::ifstream(task.path() / "comm"), name);
-    threads += name == "muster-progress";
+    threads += name == "muster-gradient";
   }
   return threads;
 }

@@ -1,4 +1,5 @@
 #include "base/file.hpp"
+#include "base/json.hpp"
 #include "base/log.hpp"
 #include "base/number.hpp"
 #include "base/printable.hpp"
@@ -56,6 +57,14 @@ TEST(Error, SaysWhatFactRemedy) {
   EXPECT_STREQ(error.what(), "opening a.h5: there is no such file. Check the path");
   EXPECT_EQ(error.code(), ExitCode::data);
   EXPECT_STREQ(Error(ExitCode::data, "a", "b").what(), "a: b");
+}
+
+TEST(Json, IsNestedAsDeepAsTheLimitSays) {
+  const auto nested = [](std::size_t levels) { return std::string(levels, '[') + "1" + std::string(levels, ']'); };
+  EXPECT_EQ(detail::json_text(detail::parse_json(nested(detail::max_json_depth), "reading it")),
+            nested(detail::max_json_depth));
+  EXPECT_EQ(message([&] { detail::parse_json(nested(detail::max_json_depth + 1), "reading it"); }, ExitCode::data),
+            "reading it: it is nested more than 256 levels deep. Write it flatter, or use another file");
 }
 
 TEST(Text, PiecesOfEachTypeAreAsBefore) {

@@ -12,6 +12,7 @@
 #include "checkpoint/rollbacks.hpp"
 #include "hdf5/file.hpp"
 #include "muster/error.hpp"
+#include "run/failures.hpp"
 #include "state/training_position.hpp"
 #include "storage/folder_tier.hpp"
 #include "support/folder.hpp"
@@ -116,6 +117,20 @@ fs::path make_checkpoint(const fs::path& path, const Tensors& tensors, int parts
   fs::create_directories(path);
   fs::rename(tier.published(4), path);
   return path;
+}
+
+TEST(Progress, IsNotMadeByDrawingRandomNumbers) {
+  const Folder folder;
+  const auto content = [&](const std::string& run, int weight, int random) {
+    make_checkpoint(folder / run / "checkpoint_000004", {{"model/w", at::full({30'000}, weight)},
+                                                         {"z", at::full({30'000}, weight)},
+                                                         {random_name, at::full({1, 70'000}, random, at::kByte)}});
+    return run::point_of(folder / run)->content;
+  };
+  const auto before = content("before", 1, 1);
+  EXPECT_FALSE(before.empty());
+  EXPECT_EQ(content("drawn", 1, 2), before);
+  EXPECT_NE(content("trained", 2, 1), before);
 }
 
 TEST(Share, DividesAnyCountAmongAnyParts) {

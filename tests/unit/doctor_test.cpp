@@ -62,6 +62,8 @@ TEST(Program, IsKilledWithItsChildrenWhenItTakesTooLong) {
   const auto late = run_program({"sh", "-c", "echo begun; sleep 1000 & sleep 1000"}, std::chrono::milliseconds(200));
   EXPECT_EQ(late.kind, ProgramEnd::Kind::out_of_time);
   EXPECT_FALSE(late.succeeded());
+  const auto silent = run_program({"sh", "-c", "exec >&-; sleep 1000"}, std::chrono::milliseconds(200));
+  EXPECT_EQ(silent.kind, ProgramEnd::Kind::out_of_time) << "its output has ended, but it runs";
 }
 
 // ---- MPI

@@ -185,6 +185,11 @@ TEST(Launcher, SigtermIsARequestWhereSrunStartedTheRank) {
   EXPECT_TRUE(started_by_srun(environment));
   variables["OMPI_COMM_WORLD_SIZE"] = "2";
   EXPECT_FALSE(started_by_srun(environment)) << "mpirun has started its daemons with srun";
+  variables.erase("OMPI_COMM_WORLD_SIZE");
+  variables["PMI_RANK"] = "0";
+  EXPECT_TRUE(started_by_srun(environment)) << "srun --mpi=pmi2";
+  variables["MPI_LOCALRANKID"] = "0";
+  EXPECT_FALSE(started_by_srun(environment)) << "Hydra has started its proxies with srun";
 }
 
 using Clock = std::chrono::system_clock;

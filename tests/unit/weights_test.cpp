@@ -727,12 +727,12 @@ TEST(HostileArchive, DirectoriesAreRefused) {
       {"not a torch archive", [&](auto& bytes) { bytes.resize(bytes.size() - 1); }},
       {"not a torch archive", [&](auto& bytes) { bytes.resize(10); }},
       {"it has no bytes", [&](auto& bytes) { bytes.clear(); }},
-      {"packed or encrypted",
+      {"compressed or encrypted",
        [&](auto& bytes) {
          bytes = archive("\x80\x02}.", {{"data/0", std::string(1 << 20, '\0')}}, true);
        }},
-      {"packed or encrypted", [&](auto& bytes) { put(bytes, entry + 8, "\1"); }},
-      {"packed or encrypted", [&](auto& bytes) { put(bytes, entry + 24, "\xf0\xff\xff\x7f"); }},
+      {"compressed or encrypted", [&](auto& bytes) { put(bytes, entry + 8, "\1"); }},
+      {"compressed or encrypted", [&](auto& bytes) { put(bytes, entry + 24, "\xf0\xff\xff\x7f"); }},
       {"its records overlap, or lie outside the file",
        [&](auto& bytes) { put(bytes, entry + 20, "\xf0\xff\xff\x7f\xf0\xff\xff\x7f"); }},
       {"directory is damaged", [&](auto& bytes) { put(bytes, entry + 20, "\xff\xff\xff\xff\xff\xff\xff\xff"); }},

@@ -4,6 +4,7 @@
 #include "../command_line.hpp"
 #include "../interrupt.hpp"
 #include "../progress_line.hpp"
+#include "base/temporary.hpp"
 #include "base/text.hpp"
 #include "programs.hpp"
 
@@ -209,7 +210,8 @@ void measure(const Entry& entry, const Benchmark& benchmark, const Options& opti
   if (!options.hosts.empty() && options.with_peers)
     throw Error(ExitCode::usage, "reading --with-peers", "the peers run on this host alone", "Leave out --hosts");
   // Other hosts see the working directory more likely than this host's /tmp.
-  const ScratchFolder folder = options.hosts.empty() ? ScratchFolder() : ScratchFolder(std::filesystem::current_path());
+  const detail::TemporaryFolder folder(
+      "muster-bench-", options.hosts.empty() ? detail::temporary_parent() : std::filesystem::current_path());
   ::setenv(folder_variable, folder.path().c_str(), 1);
   if (options.rounds == 0 && options.cases.size() > 1)
     tool::ProgressLine(options.progress)

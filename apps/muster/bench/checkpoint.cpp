@@ -1,4 +1,5 @@
 // muster bench checkpoint: saves a state until it is durable, and restores it; compared with the disk alone and torch.
+#include "base/temporary.hpp"
 #include "base/text.hpp"
 #include "bench.hpp"
 #include "peers.hpp"
@@ -21,7 +22,6 @@
 #include <cstring>
 #include <iostream>
 #include <memory>
-#include <optional>
 
 namespace muster::bench {
 namespace {
@@ -158,7 +158,7 @@ Row measure_checkpoint(Launch& launch, const std::string& name, const Options&, 
 void add_checkpoint_peers(Row& row, const Options& options, const Measurement& measurement) {
   if (row.name != save_case && row.name != restore_case) return;
   const Peers peers;
-  const ScratchFolder folder;
+  const detail::TemporaryFolder folder("muster-bench-");
   const bool saves = row.name == save_case;
   std::vector<Program> programs{{ours, on_ranks(options.ranks, {"job", "checkpoint", row.name})}};
   for (const auto& name :

@@ -1,5 +1,6 @@
 #include "peers.hpp"
 
+#include "base/temporary.hpp"
 #include "programs.hpp"
 #include "scripts.hpp"
 #include "step_cases.hpp"
@@ -40,7 +41,7 @@ void add_own_loop_with_malloc(Row& row, int ranks, const std::string& steps, con
 }  // namespace
 
 struct Peers::State {
-  ScratchFolder scratch;
+  detail::TemporaryFolder scratch{"muster-bench-"};
   std::optional<std::string> torch_python;
   std::optional<std::string> muster_python;
   std::optional<std::string> ray_python;

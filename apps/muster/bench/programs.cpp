@@ -8,9 +8,8 @@
 #include <unistd.h>
 
 #include <array>
-#include <cerrno>
 #include <cstdlib>
-#include <cstring>
+#include <filesystem>
 
 namespace muster::bench {
 namespace {
@@ -26,11 +25,6 @@ std::string find_mpirun(int ranks) {
               "there is no mpirun, neither " MUSTER_MPIEXEC " nor in PATH",
               "Install Open MPI's programs (Debian: openmpi-bin) or load its module, or start the ranks yourself, as "
               "in srun -n 2 muster bench allreduce");
-}
-
-std::filesystem::path temporary_parent() {
-  const char* const named = std::getenv("TMPDIR");
-  return named != nullptr && *named != '\0' ? named : "/tmp";
 }
 
 }  // namespace
@@ -87,21 +81,6 @@ std::optional<std::string> python_with(const std::vector<std::string>& modules) 
     if (run(command).code == 0) return python.string();
   }
   return std::nullopt;
-}
-
-ScratchFolder::ScratchFolder() : ScratchFolder(temporary_parent()) {}
-
-ScratchFolder::ScratchFolder(const std::filesystem::path& parent) {
-  auto name = (parent / "muster-bench-XXXXXX").string();
-  if (::mkdtemp(name.data()) == nullptr)
-    throw Error(ExitCode::retry, "making a folder in " + parent.string(), std::strerror(errno),
-                "Name another one with TMPDIR");
-  path_ = name;
-}
-
-ScratchFolder::~ScratchFolder() {
-  std::error_code ignored;
-  std::filesystem::remove_all(path_, ignored);
 }
 
 }  // namespace muster::bench

@@ -3,7 +3,6 @@
 
 #include "process.hpp"
 
-#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
@@ -31,21 +30,5 @@ std::optional<std::string> python_with(const std::vector<std::string>& modules);
 /// The environment variable that tells a benchmark's jobs the folder made for them. The benchmark removes what killed
 /// jobs leave there.
 inline constexpr const char* folder_variable = "MUSTER_BENCH_FOLDER";
-
-/// Makes a new folder; the destructor removes it with everything in it.
-class ScratchFolder {
- public:
-  /// Makes it in TMPDIR, or in /tmp if that variable is unset or empty.
-  ScratchFolder();
-  /// Makes it in `parent`.
-  explicit ScratchFolder(const std::filesystem::path& parent);
-  ScratchFolder(const ScratchFolder&) = delete;
-  ScratchFolder& operator=(const ScratchFolder&) = delete;
-  ~ScratchFolder();
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
 
 }  // namespace muster::bench

@@ -1,5 +1,6 @@
 #include "training.hpp"
 
+#include "base/temporary.hpp"
 #include "programs.hpp"
 
 #include <torch/nn/functional/loss.h>
@@ -9,6 +10,7 @@
 #include <muster/trainer.hpp>
 
 #include <cstdlib>
+#include <filesystem>
 #include <optional>
 
 namespace muster::bench {
@@ -53,15 +55,13 @@ void Training::step() {
 void in_session(Launch& launch, const std::string& name, const std::function<void(Session&)>& body,
                 const CheckpointConfig& config, const std::map<std::string, Dataset>& datasets) {
   const auto& world = launch.communicator();
-  std::optional<ScratchFolder> scratch;
+  std::optional<detail::TemporaryFolder> scratch;
   if (launch.rank() == 0) {
     const char* folder = std::getenv(folder_variable);
-    if (world.topology().num_nodes > 1)
-      scratch.emplace(std::filesystem::current_path());  // the nodes share it, unlike /tmp
-    else if (folder != nullptr)
-      scratch.emplace(folder);
-    else
-      scratch.emplace();
+    const auto parent = world.topology().num_nodes > 1 ? std::filesystem::current_path()  // the nodes share it
+                        : folder != nullptr            ? std::filesystem::path(folder)
+                                                       : detail::temporary_parent();
+    scratch.emplace("muster-bench-", parent);
   }
   const auto storage = world.broadcast(scratch ? scratch->path().string() : "");
   const RunConfig run{.name = name, .storage_path = storage, .checkpoint_config = config};

@@ -2,8 +2,6 @@
 #include "../commands.hpp"
 #include "write.hpp"
 
-#include <muster/error.hpp>
-
 #include <filesystem>
 #include <memory>
 #include <vector>

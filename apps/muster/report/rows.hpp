@@ -1,7 +1,6 @@
 // Reads the rows of result.json, however many, with limited memory.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <functional>

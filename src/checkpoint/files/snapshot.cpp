@@ -7,10 +7,8 @@
 #include <ATen/ops/from_blob.h>
 #include <sys/mman.h>
 
-#include <map>
 #include <new>
 #include <optional>
-#include <string_view>
 
 namespace muster::detail::checkpoint {
 namespace {

@@ -24,7 +24,7 @@ std::int64_t times(std::int64_t a, std::int64_t b) {
 
 }  // namespace
 
-void PassPosition::PassGroup::begin_epoch(std::int64_t number) {
+void PassPosition::PassRecord::begin_epoch(std::int64_t number) {
   if (number == epoch.number) return;
   epoch = {.number = number};
   resume_pending = false;
@@ -34,10 +34,10 @@ void PassPosition::PassGroup::begin_epoch(std::int64_t number) {
 }
 
 void PassPosition::begin_epoch(std::int64_t epoch) {
-  for (auto* const group : {&in_loop_, &outside_}) {
-    if (epoch != group->epoch.number && group->last.under_way && steps_)
-      steps_->mark_of_earlier_epoch(group->last.number);
-    group->begin_epoch(epoch);
+  for (auto* const passes : {&in_loop_, &outside_}) {
+    if (epoch != passes->epoch.number && passes->last.under_way && steps_)
+      steps_->mark_of_earlier_epoch(passes->last.number);
+    passes->begin_epoch(epoch);
   }
 }
 
@@ -48,18 +48,18 @@ std::int64_t PassPosition::Section::number_of(std::int64_t evaluation) const noe
       mix(mix(number(finished), 2 * number(step) + (after_loop ? 1 : 0)), number(evaluation)) & most);
 }
 
-std::int64_t PassPosition::PassGroup::number_of_evaluation(const Section& now) const noexcept {
+std::int64_t PassPosition::PassRecord::number_of_evaluation(const Section& now) const noexcept {
   return now.number_of(now == section ? evaluations : 0);
 }
 
-void PassPosition::PassGroup::count_evaluation(const Section& now) noexcept {
+void PassPosition::PassRecord::count_evaluation(const Section& now) noexcept {
   if (std::exchange(section, now) != now) evaluations = 0;
   ++evaluations;
 }
 
 PassPosition::Section PassPosition::section() const {
   const bool in_loop = steps_->epoch.is_in_loop();
-  const auto epoch = passes(in_loop).epoch.number;
+  const auto epoch = passes_of(in_loop).epoch.number;
   const auto all = owner_.lock();
   return all ? all->section(epoch, in_loop) : Section{.epoch = epoch};
 }
@@ -90,11 +90,11 @@ bool PassPosition::unfinished() const noexcept {
 /// The number of passes that a resumed program begins again. A program may begin passes over one dataset again and
 /// again inside a pass over another. While one of them is under way, the last finished one is not counted: a resumed
 /// program calls begin() once and gets the pass that was under way.
-std::int64_t PassPosition::PassGroup::repeated_passes() const noexcept {
+std::int64_t PassPosition::PassRecord::repeated_passes() const noexcept {
   return last.under_way && last.late && epoch.ended_in_other ? epoch.repeated - 1 : epoch.repeated;
 }
 
-Json PassPosition::PassGroup::position(std::int64_t global_step) const {
+Json PassPosition::PassRecord::position(std::int64_t global_step) const {
   Json position{
       {"epoch", epoch.number},         {"passes", epoch.passes},
       {"finished", repeated_passes()}, {"steps", last.under_way ? global_step - last.first_step : last.steps_before},
@@ -107,14 +107,14 @@ Json PassPosition::PassGroup::position(std::int64_t global_step) const {
 Json PassPosition::position() const {
   if (!options_.split) return nullptr;
   const bool has_looped = steps_->epoch.has_looped();
-  auto position = passes(has_looped).position(steps_->global_step);
+  auto position = passes_of(has_looped).position(steps_->global_step);
   position["seed"] = options_.seed;
   position["in_loop"] = has_looped;
   if (has_looped && outside_.unfinished()) position["outside"] = outside_.position(steps_->global_step);
   return position;
 }
 
-void PassPosition::PassGroup::restore(const Json& position) {
+void PassPosition::PassRecord::restore(const Json& position) {
   const std::int64_t number = position.at("epoch"), passes = position.at("passes"),
                      finished = position.value("finished", passes);
   // The program may have run finished passes again before it called restore().
@@ -135,27 +135,27 @@ void PassPosition::PassGroup::restore(const Json& position) {
 
 void PassPosition::restore(const Json& position, bool complete) {
   if (position.is_null()) return;
-  const auto take = [&](PassGroup& group, const Json& saved) {
+  const auto take = [&](PassRecord& passes, const Json& saved) {
     if (!complete) {
-      group.restore(saved);
-      if (!group.last.order.seed) group.last.order.seed = position.at("seed").get<std::uint64_t>();
-      const auto& epoch = group.epoch;
-      const auto& last = group.last;
+      passes.restore(saved);
+      if (!passes.last.order.seed) passes.last.order.seed = position.at("seed").get<std::uint64_t>();
+      const auto& epoch = passes.epoch;
+      const auto& last = passes.last;
       if (epoch.repeated < 0 || epoch.repeated > epoch.passes || last.consumed < 0 ||
           last.consumed > last.order.samples || !last.order.is_possible())
         refuse_position(options_.name, "its numbers do not go together");
     }
-    group.last.global_batch = saved.at("global_batch_size");
-    group.last.workers = saved.value("workers", 0);
-    group.restored = true;
+    passes.last.global_batch = saved.at("global_batch_size");
+    passes.last.workers = saved.value("workers", 0);
+    passes.restored = true;
   };
   try {
     loop_unknown_ = !position.contains("in_loop") && !steps_->epoch.has_looped();
-    auto& group = passes(position.value("in_loop", steps_->epoch.has_looped()));
-    take(group, position);
+    auto& passes = passes_of(position.value("in_loop", steps_->epoch.has_looped()));
+    take(passes, position);
     if (const auto outside = position.find("outside"); outside != position.end() && !complete) take(outside_, *outside);
     auto& full_worker_count = options_.full_worker_count;
-    if (full_worker_count > 0 && group.last.workers > 0) full_worker_count = group.last.workers;
+    if (full_worker_count > 0 && passes.last.workers > 0) full_worker_count = passes.last.workers;
   } catch (const Json::exception& error) {
     refuse_position(options_.name, error.what());
   }
@@ -174,9 +174,9 @@ Pass PassPosition::plan(const BatchOptions& options, const PassData& data) const
   const auto batch = split && options.global_batch_size ? *options.global_batch_size
                                                         : times(per_worker, split ? options_.batches_in_step() : 1);
   const bool in_loop = steps_->epoch.is_in_loop();
-  const auto& group = passes(in_loop);
-  const auto& epoch = group.epoch;
-  const auto& last = group.last;
+  const auto& passes = passes_of(in_loop);
+  const auto& epoch = passes.epoch;
+  const auto& last = passes.last;
   // A pass after the loop has the next epoch's order, as it has in a run that is resumed after its last epoch.
   const auto loop_end = steps_->epoch.last_loop_end;
   const bool in_next_epoch = !in_loop && steps_->epoch.number == loop_end && epoch.number == loop_end;
@@ -202,7 +202,7 @@ Pass PassPosition::plan(const BatchOptions& options, const PassData& data) const
     order.pass = epoch.passes + (last.under_way ? 1 : 0);
     if (continues) pass.position = last.consumed;
   } else {
-    const auto evaluation = group.number_of_evaluation(section());
+    const auto evaluation = passes.number_of_evaluation(section());
     order.pass = split ? -1 - evaluation : evaluation;
   }
   pass.order = Order(chosen.samples, order);
@@ -213,9 +213,9 @@ std::string PassPosition::named() const {
   return (options_.loader ? "data loader \"" : "dataset \"") + options_.name + "\": ";
 }
 
-void PassPosition::warn_if_steps_changed(PassGroup& group, const Pass& pass, const BatchOptions& options) {
-  const auto& last = group.last;
-  if (!std::exchange(group.restored, false) || last.global_batch == 0 || options.global_batch_size) return;
+void PassPosition::warn_if_steps_changed(PassRecord& passes, const Pass& pass, const BatchOptions& options) {
+  const auto& last = passes.last;
+  if (!std::exchange(passes.restored, false) || last.global_batch == 0 || options.global_batch_size) return;
   const auto what = named();
   if (pass.plan.global_batch == last.global_batch) {
     if (options_.batches_in_step() != options_.share.total)
@@ -257,11 +257,11 @@ void PassPosition::warn_if_order_changed(const LastPass& last, const PassOrder& 
 Pass PassPosition::begin_pass(const BatchOptions& options, const PassData& data,
                               const std::shared_ptr<const void>& loader) {
   Pass pass = plan(options, data);
-  auto& group = passes(pass.in_loop);
-  auto& last = group.last;
+  auto& passes = passes_of(pass.in_loop);
+  auto& last = passes.last;
   if (!pass.training) {
     pass.number = steps_->next_number();
-    group.count_evaluation(section());
+    passes.count_evaluation(section());
     evaluated_ = true;
     pass.is_unsplit = !options_.split && options.training && pass.in_loop && at::GradMode::is_enabled();
     if (pass.is_unsplit)
@@ -279,17 +279,17 @@ Pass PassPosition::begin_pass(const BatchOptions& options, const PassData& data,
                 "Give each a name, DataLoaderOptions{.name = …}; one that does not train has .training = false");
   trained_by_ = loader;
   pass.number = steps_->next_number();
-  if (group.epoch.to_skip > 0) {
-    if (!std::exchange(group.skipped, true) && !steps_->epoch.is_counted())
+  if (passes.epoch.to_skip > 0) {
+    if (!std::exchange(passes.skipped, true) && !steps_->epoch.is_counted())
       log::warn(named() +
                 "a pass that was finished before the restart comes back empty. A loop that counts its own epochs and "
                 "starts again at the next one must call set_epoch(epoch), or be a loop over session.epochs(n)");
-    --group.epoch.to_skip;
+    --passes.epoch.to_skip;
     return pass;
   }
   for (auto* const one : {&in_loop_, &outside_})
     if (one->last.under_way) finish(*one);
-  group.resume_pending = false;
+  passes.resume_pending = false;
   const auto count = pass.plan.samples;
   if (pass.position == 0 && count > 0 && pass.plan.global_batch > count && options.drop_last)
     log::warn(str(named(), "a step takes ", pass.plan.global_batch, " samples over all workers, the pass has only ",
@@ -298,8 +298,8 @@ Pass PassPosition::begin_pass(const BatchOptions& options, const PassData& data,
   const bool counts = current.is_in_loop() == current.has_looped() && current.is_counted();
   if (counts && std::exchange(current.last_complete, -1) == pass.epoch)
     if (const auto all = owner_.lock()) all->note_more_passes();
-  if (options_.weighs()) warn_if_steps_changed(group, pass, options);
-  group.restored = false;
+  if (options_.weighs()) warn_if_steps_changed(passes, pass, options);
+  passes.restored = false;
   const bool continues = last.consumed > 0;
   const auto now = order_of_new(options, data);
   if (continues) require_same_data(last, data);
@@ -327,14 +327,14 @@ Pass PassPosition::begin_pass(const BatchOptions& options, const PassData& data,
 
 void PassPosition::begin_batch(const Pass& pass, const step::BatchWeightPtr& batch, std::int64_t samples) {
   if (!pass.training) return;
-  auto& last = passes(pass.in_loop).last;
+  auto& last = passes_of(pass.in_loop).last;
   if (options_.resumable && batch->completes_step() && last.under_way && pass.number == last.number)
     last.consumed += batch->global;
   steps_->begin_batch(pass.number, batch, samples);
 }
 
 void PassPosition::stop_if_asked(const Pass& pass) const {
-  const auto& last = passes(pass.in_loop).last;
+  const auto& last = passes_of(pass.in_loop).last;
   const bool has_position = pass.training && options_.resumable && last.under_way && pass.number == last.number;
   if (!has_position || !steps_->is_boundary()) return;
   if (const auto all = owner_.lock(); all && all->stop_if_asked) all->stop_if_asked();
@@ -343,15 +343,16 @@ void PassPosition::stop_if_asked(const Pass& pass) const {
 void PassPosition::end_pass(const Pass& pass) {
   if (pass.is_unsplit) steps_->end_pass(pass.number);
   if (!pass.training) return;
-  if (auto& group = passes(pass.in_loop); group.last.under_way && pass.number == group.last.number) finish(group);
+  if (auto& passes = passes_of(pass.in_loop); passes.last.under_way && pass.number == passes.last.number)
+    finish(passes);
   steps_->end_pass(pass.number);
 }
 
 /// Ends the pass under way. A resumed program begins it again, unless the pass lay inside one batch of another pass or
 /// began after the first batch of another pass.
-void PassPosition::finish(PassGroup& group) {
-  auto& epoch = group.epoch;
-  auto& last = group.last;
+void PassPosition::finish(PassRecord& passes) {
+  auto& epoch = passes.epoch;
+  auto& last = passes.last;
   last.under_way = false;
   last.consumed = 0;
   ++epoch.passes;
@@ -360,7 +361,7 @@ void PassPosition::finish(PassGroup& group) {
   if (in_one_batch || last.late) return;
   ++epoch.repeated;
   ++epoch.run_here;
-  epoch.ended_in_other = steps_->has_other_open_pass(last.number, &group == &in_loop_);
+  epoch.ended_in_other = steps_->has_other_open_pass(last.number, &passes == &in_loop_);
 }
 
 }  // namespace muster::detail::data

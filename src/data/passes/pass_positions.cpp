@@ -97,7 +97,7 @@ PassPositions::EpochProgress PassPositions::epoch_progress() const {
   for (const auto& [name, pass_position] : pass_positions_) {
     if (!pass_position->options().split || pass_position->only_evaluated()) continue;
     data = true;
-    passed = passed || pass_position->passes(epoch.has_looped()).epoch.passes > 0;
+    passed = passed || pass_position->passes_of(epoch.has_looped()).epoch.passes > 0;
     unfinished = unfinished || pass_position->unfinished();
   }
   for (const auto& [name, saved] : waiting_) {
@@ -118,9 +118,9 @@ PassPositions::EpochProgress PassPositions::epoch_progress() const {
 std::int64_t PassPositions::finished_passes() const {
   std::int64_t finished = 0;
   for (const auto& [name, pass_position] : pass_positions_)
-    if (const auto& group = pass_position->passes(steps->epoch.has_looped());
-        pass_position->options().split && group.epoch.number == steps->epoch.number)
-      finished += group.repeated_passes();
+    if (const auto& passes = pass_position->passes_of(steps->epoch.has_looped());
+        pass_position->options().split && passes.epoch.number == steps->epoch.number)
+      finished += passes.repeated_passes();
   for (const auto& [name, saved] : waiting_)
     if (!saved.complete && saved.position.is_object()) finished += saved.position.value("finished", std::int64_t{0});
   return finished;
@@ -144,13 +144,13 @@ void PassPositions::end_epoch() {
 
 std::string PassPositions::name_of_unfinished_pass() const {
   for (const auto& [name, pass_position] : pass_positions_)
-    if (pass_position->options().split && pass_position->passes(steps->epoch.has_looped()).has_rest()) return name;
+    if (pass_position->options().split && pass_position->passes_of(steps->epoch.has_looped()).has_rest()) return name;
   return {};
 }
 
 std::string PassPositions::name_of_pass_not_resumed(bool in_loop) const {
   for (const auto& [name, pass_position] : pass_positions_)
-    if (const auto& group = pass_position->passes(in_loop); group.resume_pending && group.skipped) return name;
+    if (const auto& passes = pass_position->passes_of(in_loop); passes.resume_pending && passes.skipped) return name;
   return {};
 }
 
@@ -166,10 +166,10 @@ PassPosition::Section PassPositions::section(std::int64_t epoch, bool in_loop) c
   PassPosition::Section section{.epoch = epoch};
   if (!in_loop) section.step = steps->epoch.call + 1, section.after_loop = steps->epoch.is_after_loop();
   for (const auto& [name, pass_position] : pass_positions_) {
-    const auto& group = pass_position->passes(in_loop);
-    if (group.epoch.number != epoch) continue;
-    section.finished += group.repeated_passes() - group.epoch.to_skip;
-    if (group.last.under_way) section.step = std::max(section.step, 1 + steps->global_step - group.last.first_step);
+    const auto& passes = pass_position->passes_of(in_loop);
+    if (passes.epoch.number != epoch) continue;
+    section.finished += passes.repeated_passes() - passes.epoch.to_skip;
+    if (passes.last.under_way) section.step = std::max(section.step, 1 + steps->global_step - passes.last.first_step);
   }
   return section;
 }

@@ -148,8 +148,8 @@ class PassPosition {
     bool late = false;                           ///< one of `others` was not the first batch of its pass
     bool outside = false;  ///< the saved position shows that the pass is not inside a batch of another pass
   };
-  /// The passes inside the loop over the epochs, or the passes outside of it.
-  struct PassGroup {
+  /// What is known about the passes inside the loop over the epochs, or about the passes outside of it.
+  struct PassRecord {
     Epoch epoch = {};
     LastPass last = {};
     bool restored = false;        ///< a position was restored, and no pass that trains has begun since
@@ -172,8 +172,8 @@ class PassPosition {
     void restore(const Json& position);
   };
 
-  PassGroup& passes(bool in_loop) noexcept { return in_loop ? in_loop_ : outside_; }
-  const PassGroup& passes(bool in_loop) const noexcept { return in_loop ? in_loop_ : outside_; }
+  PassRecord& passes_of(bool in_loop) noexcept { return in_loop ? in_loop_ : outside_; }
+  const PassRecord& passes_of(bool in_loop) const noexcept { return in_loop ? in_loop_ : outside_; }
   /// True if there were passes, and none of them trained.
   bool only_evaluated() const noexcept { return evaluated_ && in_loop_.none() && outside_.none(); }
   /// True if a position was restored and no training pass has begun since.
@@ -183,9 +183,9 @@ class PassPosition {
   Section section() const;
   /// The order of a new pass over `data`.
   PassOrder order_of_new(const BatchOptions& options, const PassData& data) const;
-  void finish(PassGroup& group);
+  void finish(PassRecord& passes);
   std::string named() const;  ///< the beginning of a message about the dataset or loader
-  void warn_if_steps_changed(PassGroup& group, const Pass& pass, const BatchOptions& options);
+  void warn_if_steps_changed(PassRecord& passes, const Pass& pass, const BatchOptions& options);
   /// Throws an Error if the pass that was interrupted cannot go on over `data`.
   void require_same_data(const LastPass& last, const PassData& data) const;
   void warn_if_order_changed(const LastPass& last, const PassOrder& now) const;
@@ -194,7 +194,7 @@ class PassPosition {
   std::weak_ptr<PassPositions> owner_;
   std::shared_ptr<step::Steps> steps_;
   std::weak_ptr<const void> trained_by_;  ///< the loader that began the last training pass
-  PassGroup in_loop_, outside_;
+  PassRecord in_loop_, outside_;
   bool epoch_set_ = false;     ///< the training function has set the epoch
   bool evaluated_ = false;     ///< a pass that does not train has begun, in any epoch
   bool loop_unknown_ = false;  ///< the restored position does not say if its passes were inside the loop

@@ -9,14 +9,14 @@
 
 namespace muster::detail::data {
 
-std::size_t NodeChunks::add(const void* column, const node::SlotGroup& chunks, const std::string& origin) {
+std::size_t NodeChunks::add(const void* column, const node::SlotArray& chunks, const std::string& origin) {
   std::size_t bytes = 0;
   if (__builtin_mul_overflow(chunks.count, chunks.bytes, &bytes) || __builtin_add_overflow(bytes_, bytes, &bytes_))
     bytes_ = std::numeric_limits<std::size_t>::max();
   origin_ = mix(mix(mix(origin_, std::hash<std::string>()(origin)), chunks.count), chunks.bytes);
   columns_.push_back(column);
-  groups_.push_back(chunks);
-  return groups_.size() - 1;
+  arrays_.push_back(chunks);
+  return arrays_.size() - 1;
 }
 
 void NodeChunks::attach(std::unique_ptr<const node::SharedSlots> slots) {
@@ -31,8 +31,8 @@ void NodeChunks::attach(std::unique_ptr<const node::SharedSlots> slots) {
 bool NodeChunks::give_to_node(const ChunkCache::Kept& kept) const {
   const auto column = std::ranges::find(columns_, kept.key.first);
   if (column == columns_.end()) return false;
-  const auto group = static_cast<std::size_t>(column - columns_.begin());
-  auto claim = owned_->claim(group, static_cast<std::size_t>(kept.key.second));
+  const auto array = static_cast<std::size_t>(column - columns_.begin());
+  auto claim = owned_->claim(array, static_cast<std::size_t>(kept.key.second));
   if (!claim) return true;
   if (!claim->reserve()) return false;
   std::copy_n(kept.chunk.get(), kept.bytes, claim->memory().begin());

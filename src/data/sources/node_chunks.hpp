@@ -13,20 +13,20 @@
 
 namespace muster::detail::data {
 
-/// The encoded chunks of all columns of a dataset, a group of slots for each column. Until slots are attached, each
+/// The encoded chunks of all columns of a dataset, an array of slots for each column. Until slots are attached, each
 /// rank keeps the chunks by itself.
 class NodeChunks {
  public:
   /// `cache`: this rank's own, which outlives this.
   explicit NodeChunks(ChunkCache& cache) : cache_(cache) {}
 
-  /// Adds the chunks of a column and returns their group. `column`: as in ChunkCache::Key. `origin`: the same for the
+  /// Adds the chunks of a column and returns their array. `column`: as in ChunkCache::Key. `origin`: the same for the
   /// same data of the same file only. Before the dataset is read.
-  std::size_t add(const void* column, const node::SlotGroup& chunks, const std::string& origin);
+  std::size_t add(const void* column, const node::SlotArray& chunks, const std::string& origin);
 
   /// The size of all chunks; the largest number if it cannot be counted.
   std::size_t bytes() const noexcept { return bytes_; }
-  const std::vector<node::SlotGroup>& groups() const noexcept { return groups_; }
+  const std::vector<node::SlotArray>& arrays() const noexcept { return arrays_; }
   /// A hash of the columns' origins and sizes.
   std::uint64_t origin() const noexcept { return origin_; }
 
@@ -39,8 +39,8 @@ class NodeChunks {
   bool give_to_node(const ChunkCache::Kept& kept) const;
 
   ChunkCache& cache_;
-  std::vector<const void*> columns_;  ///< of each group
-  std::vector<node::SlotGroup> groups_;
+  std::vector<const void*> columns_;  ///< of each array
+  std::vector<node::SlotArray> arrays_;
   std::size_t bytes_ = 0;
   std::uint64_t origin_ = 0;
   std::unique_ptr<const node::SharedSlots> owned_;

@@ -22,7 +22,7 @@ struct Offer {
 
   static Offer of(const NodeChunks* chunks) {
     if (chunks == nullptr || chunks->slots() != nullptr) return {};
-    return {node::SharedSlots::memory_bytes(chunks->groups()), chunks->origin()};
+    return {node::SharedSlots::memory_bytes(chunks->arrays()), chunks->origin()};
   }
 };
 
@@ -114,11 +114,11 @@ void share_chunks(const Communicator& communicator, std::span<const std::shared_
   for (std::size_t d = 0; d < agreement.num_datasets(); ++d) {
     const auto bytes = agreement.take_bytes(d);
     if (bytes == 0) continue;
-    const auto reserved = mine.empty() ? 0 : node::SharedSlots::reserved_bytes(mine[d]->groups());
+    const auto reserved = mine.empty() ? 0 : node::SharedSlots::reserved_bytes(mine[d]->arrays());
     auto segment =
         comm::map_segment(communicator, bytes, reserved, "each rank keeps decoded chunks of datasets by itself");
     if (segment && !mine.empty() && agreement.has_company())
-      mine[d]->attach(std::make_unique<const node::SharedSlots>(std::move(segment), mine[d]->groups()));
+      mine[d]->attach(std::make_unique<const node::SharedSlots>(std::move(segment), mine[d]->arrays()));
   }
 }
 

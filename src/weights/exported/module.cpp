@@ -10,7 +10,6 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
-#include <exception>
 #include <string_view>
 #include <utility>
 
