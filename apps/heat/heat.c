@@ -74,7 +74,7 @@ int main(int argc, char** argv) {
 
   /* 2. Each has some rows of the square. */
   const int size = (int)option(argc, argv, "--size", 32);
-  const long samples = option(argc, argv, "--samples", 2000);
+  const long samples = option(argc, argv, "--samples", 1000000);
   const float nu = 0.2f;
   grid g = {size, rank * size / ranks, 0, 0, 0, NULL, NULL};
   g.rows = (rank + 1) * size / ranks - g.first;

@@ -63,7 +63,7 @@ int main(int argc, char** argv) {
   muster::Launch launch(argc, argv, world.part());
   return launch.run([&] {
     muster::Live live(launch, "heat",
-                      {.bytes = 64 << 20, .watermark = 64, .samples_per_epoch = 1024, .validation_every = 10});
+                      {.bytes = 4 << 20, .watermark = 64, .samples_per_epoch = 1024, .validation_every = 10});
     return muster::TorchTrainer(
                launch, [&](muster::Session& session, const muster::Config& config) { train(session, config, live); },
                {

@@ -59,7 +59,7 @@ struct LiveOptions {
   std::optional<std::int64_t> after_end = {};
   /// Draws of an epoch, over all ranks; the last epoch may have fewer.
   std::int64_t samples_per_epoch = 1024;
-  /// Samples whose number is a multiple of this are held out for validation; 0: none.
+  /// One of so many samples is held out for validation, chosen by its number; 0: none.
   std::int64_t validation_every = 0;
   /// At most so many samples are held out, over all ranks; others of their numbers are used for training.
   std::int64_t validation_samples = 64;
@@ -126,9 +126,9 @@ class MUSTER_API Live {
   /// drawing them. A preprocessor is fitted on the first `watermark` samples. `prefetch_batches` has no effect, and
   /// options of an order, such as `shuffle`, are an Error (ExitCode::usage).
   Dataset dataset() const;
-  /// The samples that are held out. A pass draws validation_samples samples: each rank goes round those it has. Name it
-  /// in DataConfig::datasets_to_split, or set split_all; otherwise each rank draws that many. An Error
-  /// (ExitCode::usage) without validation_every.
+  /// The samples that are held out. A pass draws validation_samples samples: each rank goes round those it has, and a
+  /// rank that has none yet draws none. Name it in DataConfig::datasets_to_split, or set split_all; otherwise each rank
+  /// draws that many. An Error (ExitCode::usage) without validation_every.
   Dataset validation() const;
 
   /// An entry of the session's State, such as {"live", live}: the samples in memory, with the ledger. A checkpoint

@@ -148,7 +148,6 @@ struct LiveState {
   std::optional<Batch> draw_held_out(std::int64_t count, const std::function<void()>& between) {
     Lock lock(receiver.mutex);
     wait_for_watermark(lock, between);
-    wait(lock, between, [&] { return receiver.reservoir().held_out() > 0 || receiver.all_ended(); });
     if (receiver.reservoir().held_out() == 0) return {};
     return rows_of(receiver.reservoir().next_held_out(count));
   }

@@ -178,12 +178,13 @@ void Receiver::run() {
       if (is_ending_) return;
       tell_solvers();
     }
-    if (!receive_all()) wait_for_events();
+    serve_events(/*may_wait=*/!receive_all());
   }
 }
 
-/// Receives what is there. False if there is nothing to do until an event.
+/// Receives what is there, some samples of each solver. False if there is nothing to do until an event.
 bool Receiver::receive_all() {
+  constexpr int most = 64;
   bool has_done = false;
   for (std::size_t i = 0; i < solvers_.size();) {
     auto& solver = solvers_[i];
@@ -191,7 +192,7 @@ bool Receiver::receive_all() {
     const bool had_ended = solver.has_ended();
     auto step = Step::nothing;
     if (solver.is_ready && !solver.was_refused)
-      while ((step = receive(solver)) == Step::done) has_done = true;
+      for (int taken = 0; taken < most && (step = receive(solver)) == Step::done; ++taken) has_done = true;
     if (had_ended && step == Step::nothing)
       end(solver);
     else
@@ -289,18 +290,21 @@ void Receiver::tell_solvers() {
     }
 }
 
-void Receiver::wait_for_events() {
+/// Serves the sockets. `may_wait`: waits for an event.
+void Receiver::serve_events(bool may_wait) {
   constexpr int slice_ms = 1000;
-  for (auto& solver : solvers_)
-    for (auto& rank : solver.ranks)
-      if (rank.ring) __atomic_store_n(&live_trainers(rank.ring.get())[stream.rank], 1, __ATOMIC_SEQ_CST);
-  if (receive_all()) return;  // came before the solver could see that this thread waits
+  if (may_wait) {
+    for (auto& solver : solvers_)
+      for (auto& rank : solver.ranks)
+        if (rank.ring) __atomic_store_n(&live_trainers(rank.ring.get())[stream.rank], 1, __ATOMIC_SEQ_CST);
+    may_wait = !receive_all();  // a sample may have come before its solver could see that this thread waits
+  }
 
   std::vector<pollfd> events{{listener_, POLLIN, 0}, {event_, POLLIN, 0}};
   for (const auto& stranger : strangers_) events.push_back({stranger, POLLIN, 0});
   for (const auto& solver : solvers_)
     for (const auto& rank : solver.ranks) events.push_back({rank.socket, POLLIN, 0});
-  if (::poll(events.data(), events.size(), slice_ms) <= 0) return;
+  if (::poll(events.data(), events.size(), may_wait ? slice_ms : 0) <= 0) return;
   std::uint64_t count = 0;
   static_cast<void>(!::read(event_, &count, sizeof count));
   // The connections first, in the order above: greeting and accepting change the lists.

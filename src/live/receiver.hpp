@@ -118,7 +118,7 @@ class Receiver {
   Step claim(Solver& solver);
   /// The slots of the sample that is being taken are copied, if `arrived`, and empty again.
   void finish(Solver& solver, bool arrived);
-  void wait_for_events();
+  void serve_events(bool may_wait);
   void accept_one();
   void greet(Descriptor socket);
   std::string reason_to_refuse(const live_hello& hello) const;

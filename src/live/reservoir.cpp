@@ -10,7 +10,9 @@ namespace muster::detail::live {
 Reservoir::Reservoir(const Options& options) : options_(options) {}
 
 bool Reservoir::holds_out(std::int64_t number) const noexcept {
-  return options_.validation_every > 0 && number % options_.validation_every == 0 &&
+  // Not by the number itself, by which the samples are dealt out to the ranks.
+  const auto every = static_cast<std::uint64_t>(options_.validation_every);
+  return every > 0 && scrambled(static_cast<std::uint64_t>(number)) % every == 0 &&
          held_out() + validation_filling_ < options_.validation;
 }
 

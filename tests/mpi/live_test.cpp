@@ -1,6 +1,7 @@
 // Solvers and a trainer on the ranks of one job. The random couplings are in tests/soak/live.cpp.
 #include "muster/live.hpp"
 
+#include "data/sources/source.hpp"
 #include "muster/mpi.hpp"
 #include "muster/muster.hpp"
 #include "muster_live.h"
@@ -79,6 +80,13 @@ int send(muster_live* live, std::int64_t number) {
   return muster_live_send(live, number, values.data());
 }
 
+/// Takes samples until the solver has ended.
+void drain(const Live& live) {
+  const auto source = detail::data::source_of(live.dataset());
+  while (source->draw(1, 0, [] {})) {
+  }
+}
+
 /// A trainer that sees no sample, since its solver makes an error.
 void expect_no_sample(Launch& launch, const std::string& name) {
   const auto text = error_of([&] { Live(launch, name, {.timeout = std::chrono::seconds(1)}); }, ExitCode::retry);
@@ -141,6 +149,21 @@ TEST(Live, MemoryHoldsABlock) {
       });
 }
 
+TEST(Live, TheTrainersMemoryHoldsTheWatermark) {
+  couple(
+      1,
+      [](Launch& launch) {
+        const auto text = error_of([&] { Live(launch, "few", {.bytes = 200, .watermark = 3}); }, ExitCode::usage);
+        EXPECT_SAYS(text, "a rank needs 3 samples for the watermark and validation, and LiveOptions::bytes is 200");
+      },
+      [](const Side& side) {
+        auto* live = open(side, "few");
+        const auto code = send(live, 0);
+        EXPECT_TRUE(code == MUSTER_LIVE_OK || code == MUSTER_LIVE_NO_TRAINER || code == MUSTER_LIVE_ERROR) << code;
+        muster_live_close(&live, nullptr);
+      });
+}
+
 TEST(Live, NumbersRiseAndAreTheSameOnAllRanks) {
   for (const bool rises : {true, false}) {
     const std::string name = rises ? "same" : "rise";
@@ -149,6 +172,7 @@ TEST(Live, NumbersRiseAndAreTheSameOnAllRanks) {
         [&](Launch& launch) {
           const Live live(launch, name);
           EXPECT_EQ(live.dataset().read(std::array<std::int64_t, 1>{0})["sample"][0][1].item<std::int64_t>(), 5);
+          drain(live);
         },
         [&](const Side& side) {
           auto* live = open(side, name);
@@ -164,13 +188,14 @@ TEST(Live, NumbersRiseAndAreTheSameOnAllRanks) {
 
 TEST(Live, DeclarationsComeBeforeTheFirstSample) {
   couple(
-      1, [](Launch& launch) { const Live live(launch, "late"); },
+      1, [](Launch& launch) { drain(Live(launch, "late")); },
       [](const Side& side) {
         auto* live = open(side, "late");
         EXPECT_EQ(send(live, 0), MUSTER_LIVE_OK);
         if (side.rank() == 0) muster_live_parameter(live, "nu", 1);
         const auto code = send(live, 1);
-        EXPECT_TRUE(code == MUSTER_LIVE_ERROR || code == MUSTER_LIVE_NO_TRAINER) << code;
+        EXPECT_EQ(code, MUSTER_LIVE_ERROR);
+        EXPECT_SAYS(std::string(muster_live_text(live)), "\"nu\" is declared after the first sample");
         muster_live_close(&live, nullptr);
       });
 }
@@ -194,6 +219,7 @@ TEST(Live, NamesAndNumbersAreTheirOwn) {
         EXPECT_SAYS(error_of([&] { static_cast<void>(live.validation()); }, ExitCode::usage), "no sample is held out");
         EXPECT_SAYS(error_of([&] { static_cast<void>(live.dataset().subset({0})); }, ExitCode::usage),
                     "it draws its samples itself");
+        drain(live);
       },
       [](const Side& side) {
         auto* live = open(side, "own");

@@ -1,6 +1,7 @@
 // Random couplings of solvers and a trainer in one job: M:N ranks, several solvers, decompositions, types, rules,
 // speeds and stops, compared with a model in memory. Each value of each sample is compared.
 #include "muster/live.hpp"
+#include "base/hash.hpp"
 #include "data/sources/source.hpp"
 #include "muster/launch.hpp"
 #include "muster/mpi.hpp"
@@ -162,6 +163,11 @@ std::vector<std::byte> array_of(const Field& field, const Block& block, int solv
   return array;
 }
 
+bool is_held_out(const LiveOptions& options, std::int64_t number) {
+  return detail::scrambled(static_cast<std::uint64_t>(number)) % static_cast<std::uint64_t>(options.validation_every) ==
+         0;
+}
+
 struct Sent {
   std::int64_t sent = 0, dropped = 0;
 };
@@ -270,7 +276,7 @@ std::string train(const Plan& plan, const Live& live, Live& stopper, Dice dice, 
   const auto most = once ? 1 : options.max_uses;
   for (const auto& [sample, count] : uses) {
     if (most > 0 && count > most) return "a sample was used too often";
-    if (options.validation_every > 0 && sample[1] % options.validation_every == 0 && options.validation_samples > 60)
+    if (options.validation_every > 0 && is_held_out(options, sample[1]) && options.validation_samples > 60)
       return "a sample that is held out was used";
   }
   if (!live.ended()) return "a rank has ended before the others";
@@ -280,7 +286,7 @@ std::string train(const Plan& plan, const Live& live, Live& stopper, Dice dice, 
     if (auto drawn = held_out->draw(options.validation_samples, 0, [] {})) {
       if (auto wrong = compare(plan, drawn->batch, seen); !wrong.empty()) return "held out: " + wrong;
       for (const auto& [sample, count] : seen)
-        if (sample[1] % options.validation_every != 0 || uses.contains(sample)) return "the wrong sample is held out";
+        if (!is_held_out(options, sample[1]) || uses.contains(sample)) return "the wrong sample is held out";
     }
   }
   ledger = live.ledger();

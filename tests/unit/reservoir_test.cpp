@@ -1,5 +1,7 @@
 #include "live/reservoir.hpp"
 
+#include "base/hash.hpp"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -103,11 +105,16 @@ TEST(Reservoir, UniformKeepsEachSampleEquallyOften) {
 }
 
 TEST(Reservoir, SomeAreHeldOut) {
-  Reservoir reservoir({.rule = LiveRule::fifo, .capacity = 10, .validation = 2, .validation_every = 3});
-  give(reservoir, 0, 10);
-  EXPECT_EQ(reservoir.held_out(), 2);
-  EXPECT_EQ(numbers(reservoir, reservoir.next_held_out(5)), (std::vector<std::int64_t>{0, 3, 0, 3, 0}));
-  EXPECT_EQ(numbers(reservoir, reservoir.draw(8, 0)), (std::vector<std::int64_t>{1, 2, 4, 5, 6, 7, 8, 9}));
+  Reservoir reservoir({.rule = LiveRule::fifo, .capacity = 30, .validation = 2, .validation_every = 3});
+  give(reservoir, 0, 30);
+  std::vector<std::int64_t> held_out, others;
+  for (std::int64_t number = 0; number < 30; ++number)
+    (scrambled(static_cast<std::uint64_t>(number)) % 3 == 0 && held_out.size() < 2 ? held_out : others)
+        .push_back(number);
+  ASSERT_EQ(held_out.size(), 2u);
+  EXPECT_EQ(numbers(reservoir, reservoir.next_held_out(3)),
+            (std::vector<std::int64_t>{held_out[0], held_out[1], held_out[0]}));
+  EXPECT_EQ(numbers(reservoir, reservoir.draw(28, 0)), others);
   expect_balanced(reservoir);
 }
 
