@@ -261,8 +261,8 @@ class SavedLive final : public detail::state::Stateful {
   StateDict save(const Paths&) const override {
     auto& receiver = state_->receiver;
     auto slots = [&] {
-      const Lock lock(receiver.mutex);
-      receiver.pause();
+      Lock lock(receiver.mutex);
+      receiver.pause(lock);
       return std::max<std::int64_t>(receiver.reservoir().slot_count(), 1);
     }();
     slots = state_->ranks.all_reduce(slots, ReduceOp::max);  // tensors have the same shape on all ranks

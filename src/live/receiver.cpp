@@ -157,6 +157,11 @@ void Receiver::restore(const Sent& before, const std::vector<std::int64_t>& next
   wake();
 }
 
+void Receiver::pause(Lock& lock) {
+  is_paused_ = true;
+  changed.wait(lock, [this] { return !is_copying_; });
+}
+
 bool Receiver::all_ended() const noexcept {
   return static_cast<int>(ended_.size()) >= stream.options.solvers && solvers_.empty();
 }
@@ -210,11 +215,9 @@ Receiver::Step Receiver::receive(Solver& solver) {
     if (rank.socket >= 0) return Step::blocked;
     // It may have published its block before it ended.
     if (load(word_of(*rank.ring, solver.seq)) == live_word(solver.seq, LIVE_FULL)) continue;
-    finish(solver, /*arrived=*/false);
-    return Step::done;
+    return finish(solver, /*arrived=*/false);
   }
-  finish(solver, /*arrived=*/true);
-  return Step::done;
+  return finish(solver, /*arrived=*/true);
 }
 
 /// Takes the next sample of this rank, if there is one and there is room for it.
@@ -244,7 +247,12 @@ Receiver::Step Receiver::claim(Solver& solver) {
   return Step::done;
 }
 
-void Receiver::finish(Solver& solver, bool arrived) {
+Receiver::Step Receiver::finish(Solver& solver, bool arrived) {
+  {
+    const Lock lock(mutex);
+    if (is_paused_) return Step::blocked;
+    is_copying_ = true;
+  }
   const auto& layout = solver.ranks.front().ring->layout;
   if (solver.slot && arrived) {
     for (const auto& rank : solver.ranks)
@@ -266,6 +274,7 @@ void Receiver::finish(Solver& solver, bool arrived) {
     const Lock lock(mutex);
     if (solver.slot && arrived) reservoir_->fill(*solver.slot, solver.hello.solver, solver.number);
     if (solver.slot && !arrived) reservoir_->give_back(*solver.slot);
+    is_copying_ = false;
     auto& after = next[static_cast<std::size_t>(solver.hello.solver)];
     after = std::max(after, solver.number + 1);
   }
@@ -276,6 +285,7 @@ void Receiver::finish(Solver& solver, bool arrived) {
   }
   solver.is_taking = false;
   solver.seq += stream.ranks;
+  return Step::done;
 }
 
 /// Tells each solver what it does not know yet. With `mutex` locked.

@@ -78,7 +78,7 @@ class Receiver {
   /// Tells the solvers with which sample to go on, if they do not know it yet, and receives after a pause().
   void resume();
   /// Changes no sample in memory until resume(), so that it can be saved.
-  void pause() noexcept { is_paused_ = true; }
+  void pause(std::unique_lock<std::mutex>& lock);
   const std::vector<LiveColumn>& columns() const noexcept { return columns_; }
   Reservoir& reservoir() noexcept { return *reservoir_; }
   /// True if all solvers have ended, and all of their samples for this rank have come.
@@ -117,7 +117,7 @@ class Receiver {
   Step receive(Solver& solver);
   Step claim(Solver& solver);
   /// The slots of the sample that is being taken are copied, if `arrived`, and empty again.
-  void finish(Solver& solver, bool arrived);
+  Step finish(Solver& solver, bool arrived);
   void serve_events(bool may_wait);
   void accept_one();
   void greet(Descriptor socket);
@@ -137,7 +137,7 @@ class Receiver {
   std::set<int> ended_;  ///< the numbers of solvers that have ended
   Sent ended_sent_;
   std::vector<std::int64_t> resent_before_;  ///< for each solver: earlier samples have come before the restart
-  bool is_paused_ = false, knows_next_ = false, stops_solvers_ = false, is_ending_ = false;
+  bool is_paused_ = false, is_copying_ = false, knows_next_ = false, stops_solvers_ = false, is_ending_ = false;
   std::optional<Error> error_;  ///< why there is no memory for samples
   std::vector<LiveColumn> columns_;
   std::shared_ptr<std::byte> memory_;

@@ -23,7 +23,7 @@ std::int64_t Reservoir::pick(std::int64_t count) noexcept {
 }
 
 bool Reservoir::can_take(std::int64_t number) const noexcept {
-  if (has_free_slot() || holds_out(number)) return has_free_slot();
+  if (has_room() || holds_out(number)) return true;
   return options_.rule == LiveRule::reservoir ? !used_.empty() : options_.rule == LiveRule::uniform && size() > 0;
 }
 
@@ -48,16 +48,18 @@ std::int64_t Reservoir::take_free_slot() {
 
 std::optional<std::int64_t> Reservoir::make_room(std::int64_t number) {
   const bool is_held_out = holds_out(number);
-  if (is_held_out || has_free_slot()) {
+  if (is_held_out || has_room()) {
     const auto slot = take_free_slot();
     samples_[static_cast<std::size_t>(slot)].is_held_out = is_held_out;
-    if (is_held_out) ++validation_filling_;
+    ++(is_held_out ? validation_filling_ : filling_);
     return slot;
   }
-  if (options_.rule == LiveRule::reservoir) return take(used_, pick(static_cast<std::int64_t>(used_.size())));
+  if (options_.rule == LiveRule::reservoir)
+    return ++filling_, take(used_, pick(static_cast<std::int64_t>(used_.size())));
   // Algorithm R: the k-th sample that came for training is kept with the probability capacity / k.
   const auto k = fates_.received + 1 - fates_.validation;
-  if (pick(k) >= options_.capacity - held_out() - validation_filling_) return drop(), std::nullopt;
+  if (pick(k) >= drawable_capacity()) return drop(), std::nullopt;
+  ++filling_;
   const auto index = pick(size());
   if (index >= waiting()) return take(used_, index - waiting());
   ++fates_.dropped;
@@ -68,14 +70,14 @@ void Reservoir::fill(std::int64_t slot, std::int64_t solver, std::int64_t number
   auto& sample = samples_[static_cast<std::size_t>(slot)];
   sample = {.solver = solver, .number = number, .arrival = arrivals_++, .is_held_out = sample.is_held_out};
   ++fates_.received;
+  --(sample.is_held_out ? validation_filling_ : filling_);
   if (!sample.is_held_out) return fresh_.push_back(slot);
-  --validation_filling_;
   ++fates_.validation;
   held_out_.push_back(slot);
 }
 
 void Reservoir::give_back(std::int64_t slot) {
-  if (std::exchange(samples_[static_cast<std::size_t>(slot)].is_held_out, false)) --validation_filling_;
+  --(std::exchange(samples_[static_cast<std::size_t>(slot)].is_held_out, false) ? validation_filling_ : filling_);
   free_.push_back(slot);
   lose(1);
 }
@@ -118,7 +120,7 @@ std::int64_t Reservoir::slot(std::int64_t index) const {
 }
 
 std::optional<std::int64_t> Reservoir::restore(const Sample& sample) {
-  if (!has_free_slot() || (sample.is_held_out && held_out() >= options_.validation)) return std::nullopt;
+  if (sample.is_held_out ? held_out() >= options_.validation : !has_room()) return std::nullopt;
   const auto slot = take_free_slot();
   samples_[static_cast<std::size_t>(slot)] = sample;
   arrivals_ = std::max(arrivals_, sample.arrival + 1);

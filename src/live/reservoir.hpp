@@ -81,7 +81,8 @@ class Reservoir {
 
  private:
   bool holds_out(std::int64_t number) const noexcept;
-  bool has_free_slot() const noexcept { return !free_.empty() || slot_count() < options_.capacity; }
+  /// True if there is room for another sample to draw. The slots of those that are held out are kept for them.
+  bool has_room() const noexcept { return size() + filling_ < drawable_capacity(); }
   std::int64_t take_free_slot();
   std::int64_t pick(std::int64_t count) noexcept;
   std::int64_t take(std::deque<std::int64_t>& from, std::int64_t index);
@@ -91,9 +92,10 @@ class Reservoir {
   std::vector<Sample> samples_;     ///< by slot; of the slots that were used so far
   std::vector<std::int64_t> free_;  ///< those of them without a sample
   std::deque<std::int64_t> fresh_,
-      used_;                             ///< slots of samples that were never used, in the order of arrival; and others
-  std::vector<std::int64_t> held_out_;   ///< slots for validation
-  std::int64_t validation_filling_ = 0;  ///< samples to be held out that are being received
+      used_;                            ///< slots of samples that were never used, in the order of arrival; and others
+  std::vector<std::int64_t> held_out_;  ///< slots for validation
+  /// Samples that are being received: those to draw, and those to be held out.
+  std::int64_t filling_ = 0, validation_filling_ = 0;
   std::int64_t next_held_out_ = 0;
   std::int64_t arrivals_ = 0;
   std::uint64_t random_ = 0;  ///< random numbers drawn
