@@ -44,6 +44,7 @@ class Source;
 class BatchStream;
 struct ShardState;
 MUSTER_API const std::shared_ptr<Source>& source_of(const Dataset& dataset) noexcept;
+MUSTER_API Dataset dataset_of(std::shared_ptr<Source> source);
 }  // namespace detail::data
 namespace detail::step {
 struct BatchWeight;
@@ -395,6 +396,7 @@ class MUSTER_API Dataset {
 
  private:
   friend const std::shared_ptr<detail::data::Source>& detail::data::source_of(const Dataset& dataset) noexcept;
+  friend Dataset detail::data::dataset_of(std::shared_ptr<detail::data::Source> source);
   explicit Dataset(std::shared_ptr<detail::data::Source> source);
   std::shared_ptr<detail::data::Source> source_;
 };

@@ -6,6 +6,7 @@
 //   sync_batch_norm.hpp needs torch's modules
 //   reduce_op.hpp       comes with communicator.hpp
 //   supervise.hpp       is for programs that start others
+//   live.hpp            is for training from a running simulation
 //   doctor.hpp          is for tools that look at a machine
 #pragma once
 

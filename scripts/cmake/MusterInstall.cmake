@@ -3,7 +3,7 @@
 get_property(muster_libraries GLOBAL PROPERTY MUSTER_LIBRARIES)
 set(muster_package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/muster")
 
-set(muster_installed muster)
+set(muster_installed muster muster_live_sender)
 foreach(library IN LISTS muster_libraries)
   list(APPEND muster_installed muster_${library})
 endforeach()
@@ -20,6 +20,7 @@ install(TARGETS ${muster_installed} EXPORT musterTargets)
 install(EXPORT musterTargets NAMESPACE muster:: DESTINATION "${muster_package_dir}")
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/muster" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}"
         FILES_MATCHING PATTERN "*.hpp")
+install(FILES "${PROJECT_SOURCE_DIR}/include/muster_live.h" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
 
 include(MusterJsonMacros)
 muster_json_macros(muster_json_macros)

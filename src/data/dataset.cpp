@@ -72,6 +72,8 @@ const std::shared_ptr<detail::data::Source>& detail::data::source_of(const Datas
   return dataset.source_;
 }
 
+Dataset detail::data::dataset_of(std::shared_ptr<Source> source) { return Dataset(std::move(source)); }
+
 Dataset Dataset::from_hdf5(std::vector<std::string> paths, DatasetOptions options) {
   return Dataset(detail::data::hdf5_source(std::move(paths), std::move(options)));
 }

@@ -22,6 +22,7 @@ std::shared_ptr<data::ShardState> SessionData::shard(const std::string& name, co
   const auto& split = config.datasets_to_split.names();
   const bool is_split = config.split_all.value_or(false) || std::find(split.begin(), split.end(), name) != split.end();
   const bool is_stream = data::source_of(dataset->second)->is_stream();
+  const bool agrees_on_steps = is_stream || data::source_of(dataset->second)->draws();
   auto state = std::make_shared<data::ShardState>(
       data::PassPositionOptions{.name = name,
                                 .share = workers.share,
@@ -30,7 +31,7 @@ std::shared_ptr<data::ShardState> SessionData::shard(const std::string& name, co
                                 .seed = workers.seed,
                                 .resumable = !is_stream,
                                 .stream = is_stream},
-      dataset->second, workers.device, is_stream ? std::optional(workers.control) : std::nullopt);
+      dataset->second, workers.device, agrees_on_steps ? std::optional(workers.control) : std::nullopt);
   pass_positions->add(state);
   return shards.emplace(name, state).first->second;
 }
@@ -58,10 +59,11 @@ void SessionData::prepare_preprocessor(const Json& saved, bool own, const Commun
   } else if (fitted) {
     // The user or an earlier attempt has fitted it.
   } else if (const auto train = datasets.find("train"); train != datasets.end()) {
-    if (data::source_of(train->second)->is_stream())
+    const auto& source = data::source_of(train->second);
+    if (source->is_stream())
       throw Error(ExitCode::usage, "fitting the preprocessor", "the dataset \"train\" is a stream",
                   "Fit it on a dataset of files, tensors or items, and give the trainer the fitted one");
-    preprocessor->fit(train->second, control);
+    preprocessor->fit(source->draws() ? data::dataset_of(source->to_fit()) : train->second, control);
   } else {
     throw Error(ExitCode::user_error, "fitting the preprocessor", "there is no dataset \"train\"",
                 "Give the trainer one, or a preprocessor that is fitted already");

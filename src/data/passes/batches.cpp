@@ -111,7 +111,8 @@ class IndexedBatches final : public BatchStream {
 }  // namespace
 
 std::unique_ptr<BatchStream> open_batches(std::shared_ptr<ShardState> shard, const BatchOptions& options) {
-  if (shard->options().stream) return open_stream_batches(std::move(shard), options);
+  if (shard->options().stream || source_of(shard->dataset)->draws())
+    return open_stream_batches(std::move(shard), options);
   return std::make_unique<IndexedBatches>(std::move(shard), options);
 }
 

@@ -20,7 +20,8 @@ struct ShardState : PassPosition {
 
   Dataset dataset;
   at::Device device;
-  std::optional<Communicator> workers;  ///< for a split stream: the workers, to agree on its steps; none in unit tests
+  /// For a split stream or a source that draws: the workers, to agree on the steps; none in unit tests.
+  std::optional<Communicator> workers;
 };
 
 }  // namespace muster::detail::data

@@ -1,6 +1,9 @@
-// The batches of a stream. Each worker reads its own rows; before each step the workers agree on how many rows it has.
+// The batches of a stream, and of a dataset that draws its samples itself. Each worker reads its own rows; before each
+// step the workers agree on how many rows it has.
 #include "base/json.hpp"
 #include "base/text.hpp"
+#include "comm/agreement.hpp"
+#include "comm/rank_status.hpp"
 #include "data/passes/batch_conversion.hpp"
 #include "data/passes/batch_options.hpp"
 #include "data/passes/batches.hpp"
@@ -49,9 +52,10 @@ std::vector<Batch::Item> unpack_row(const std::string& packed, std::optional<at:
   return row;
 }
 
-class StreamBatches final : public BatchStream {
+class StreamBatches : public BatchStream {
  public:
-  StreamBatches(std::shared_ptr<ShardState> of, const BatchOptions& options) : BatchStream(std::move(of), options, {}) {
+  StreamBatches(std::shared_ptr<ShardState> of, const BatchOptions& options, PassData data = {})
+      : BatchStream(std::move(of), options, std::move(data)) {
     const auto refuse = [&](const std::string& fact, const std::string& remedy) {
       throw Error(ExitCode::usage, doing(), fact, remedy);
     };
@@ -75,6 +79,17 @@ class StreamBatches final : public BatchStream {
   std::int64_t num_batches() const override {
     throw Error(ExitCode::usage, "counting the batches of dataset \"" + shard().options().name + "\"",
                 "it is a stream, and its number of rows is not known", "Iterate until it ends");
+  }
+
+ protected:
+  /// Adds the conversion of the pass to the work on a batch.
+  static void convert(ReadBatch& read, const BatchConversion& conversion, const BatchOptions& options) {
+    conversion.add_to(read, [options](std::vector<Batch::Item> columns) {
+      Batch all(std::move(columns));
+      // Throws an Error if a column is missing.
+      for (const auto& dtype : options.dtypes.named()) static_cast<void>(all[dtype.first]);
+      return all;
+    });
   }
 
  private:
@@ -106,12 +121,7 @@ class StreamBatches final : public BatchStream {
       const at::NoGradGuard no_grad;
       auto batch = next();
       if (!batch || (options.drop_last && batch->batch.size() < rows)) return {};
-      conversion.add_to(*batch, [options](std::vector<Batch::Item> columns) {
-        Batch all(std::move(columns));
-        // Throws an Error if a column is missing.
-        for (const auto& dtype : options.dtypes.named()) static_cast<void>(all[dtype.first]);
-        return all;
-      });
+      convert(*batch, conversion, options);
       return batch;
     };
     return prefetch(std::move(read), std::move(slow));
@@ -160,10 +170,47 @@ class StreamBatches final : public BatchStream {
   std::int64_t number_ = 0;  ///< number of the batch in hand in its pass, from 1
 };
 
+/// Draws the rank's samples of each step. No batch is drawn ahead, so that the source's state is that of the batch in
+/// hand.
+class DrawnBatches final : public StreamBatches {
+ public:
+  DrawnBatches(const std::shared_ptr<ShardState>& of, const BatchOptions& options)
+      : StreamBatches(of, options, {.count = source_of(of->dataset)->count()}) {}
+
+  std::int64_t num_batches() const override { return pass().num_steps(); }
+
+ private:
+  std::unique_ptr<Prefetch> open(const Pass& begun) override {
+    auto draw = [source = source_of(shard().dataset), pass = begun, steps_left = begun.num_steps(), options = options(),
+                 conversion = BatchConversion(options()), between = between()]() mutable -> std::optional<ReadBatch> {
+      if (steps_left-- <= 0) return {};
+      const auto step =
+          step_at(pass.position, pass.order.size(), pass.plan.global_batch, pass.share.total, pass.share.first);
+      pass.position += step.samples;
+      if (step.mine.count == 0) return {};  // in the last step
+      const at::NoGradGuard no_grad;
+      auto read = source->draw(step.mine.count, pass.order.random_seed(step.mine.first), between);
+      if (read) convert(*read, conversion, options);
+      return read;
+    };
+    return std::make_unique<Prefetch>(std::move(draw), /*ahead=*/0);
+  }
+
+  /// What is done while a rank waits for samples: other ranks see why, and their failures end the wait.
+  std::function<void()> between() const {
+    if (!shard().workers) return [] {};
+    return [workers = *shard().workers] {
+      const comm::WaitingForReader waiting(workers);
+      comm::throw_if_alarm_raised(workers);
+    };
+  }
+};
+
 }  // namespace
 
 std::unique_ptr<BatchStream> open_stream_batches(std::shared_ptr<ShardState> shard, const BatchOptions& options) {
-  return std::make_unique<StreamBatches>(std::move(shard), options);
+  if (shard->options().stream) return std::make_unique<StreamBatches>(std::move(shard), options);
+  return std::make_unique<DrawnBatches>(shard, options);
 }
 
 }  // namespace muster::detail::data

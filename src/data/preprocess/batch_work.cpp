@@ -42,6 +42,14 @@ class TransformedSource final : public Source {
     };
   }
 
+  bool draws() const noexcept override { return source_->draws(); }
+  std::optional<ReadBatch> draw(std::int64_t count, std::uint64_t seed, const std::function<void()>& between) override {
+    auto drawn = source_->draw(count, seed, between);
+    if (drawn) add_work(*drawn, *work_, seed);
+    return drawn;
+  }
+  std::shared_ptr<Source> to_fit() override { return std::make_shared<TransformedSource>(source_->to_fit(), *work_); }
+
   const Schema& schema() override {
     // Neither a preprocessor nor a function declares its output columns, so one sample goes through them to see them.
     std::call_once(once_, [this] {

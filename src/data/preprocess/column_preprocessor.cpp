@@ -117,15 +117,18 @@ void ColumnPreprocessor::fit(const Dataset& dataset, const Communicator& communi
   // at any number of ranks.
   std::map<std::string, PairwiseJoin> mine;
   const auto joining = [this](const at::Tensor& a, const at::Tensor& b) { return join(a, b); };
-  const auto count = source.count();
-  const auto share = share_of((count - 1) / rows + 1, communicator.size(), communicator.rank());
+  const auto count = source.count(), blocks = (count - 1) / rows + 1;
+  const auto share =
+      source.draws() ? SampleRange{0, blocks} : share_of(blocks, communicator.size(), communicator.rank());
+  const auto before = source.draws() ? communicator.rank() * blocks : 0;  // each rank has blocks of its own
   for (auto block = share.first, end = share.first + share.count; block < end; ++block) {
     std::vector<std::int64_t> samples(static_cast<std::size_t>(std::min(rows, count - block * rows)));
     std::iota(samples.begin(), samples.end(), block * rows);
     const Batch batch = source.read(samples);
     for (const auto& name : columns_) {
       const auto& values = batch[name];
-      mine[name].add({block, 1, summary(values.reshape({-1, values.dim() > 1 ? values.size(-1) : 1}))}, joining);
+      mine[name].add({before + block, 1, summary(values.reshape({-1, values.dim() > 1 ? values.size(-1) : 1}))},
+                     joining);
     }
   }
   std::map<std::string, at::Tensor> learned;

@@ -89,6 +89,18 @@ class Source {
   /// columns of a file and the keys of JSON objects are. For a stream this depends on the rows read so far.
   virtual bool has_column_order() const noexcept { return true; }
 
+  /// True for a source that chooses its samples itself, other ones on each rank, such as a reservoir. A pass takes them
+  /// by draw(); count() is how many a pass draws over all workers, and read() looks at samples without drawing them.
+  virtual bool draws() const noexcept { return false; }
+  /// Draws the next `count` samples; fewer, or none, if no more will come. Calls `between` from time to time while it
+  /// waits for them. `seed` as in read_ahead().
+  virtual std::optional<ReadBatch> draw(std::int64_t /*count*/, std::uint64_t /*seed*/,
+                                        const std::function<void()>& /*between*/) {
+    return {};
+  }
+  /// For a source that draws: the samples of this rank on which a preprocessor is fitted, as many on each rank.
+  virtual std::shared_ptr<Source> to_fit() { return nullptr; }
+
   /// True for a stream. Its samples have no indices: it is read with open(), and count(), schema() and read() throw an
   /// Error.
   virtual bool is_stream() const noexcept { return false; }

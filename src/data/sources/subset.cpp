@@ -115,10 +115,18 @@ std::vector<std::int64_t> sizes_of_parts(std::int64_t count, std::span<const dou
   return sizes;
 }
 
+/// Throws an Error for a source whose samples have no indices of their own.
+void require_indices(const Source& source, const std::string& doing) {
+  if (source.draws())
+    throw Error(ExitCode::usage, doing, "it draws its samples itself, and their indices mean nothing",
+                "Choose samples where they are made, or hold some out for validation by the source's own options");
+}
+
 }  // namespace
 
 std::shared_ptr<Source> subset_source(std::shared_ptr<Source> source, std::vector<std::int64_t> samples) {
   const auto doing = "taking a subset of " + source->shown();
+  require_indices(*source, doing);
   const auto count = source->count();
   if (samples.empty()) throw Error(ExitCode::usage, doing, "the list of samples is empty", "Name at least one sample");
   for (const auto sample : samples)
@@ -131,6 +139,7 @@ std::shared_ptr<Source> subset_source(std::shared_ptr<Source> source, std::vecto
 std::vector<std::shared_ptr<Source>> split_source(const std::shared_ptr<Source>& source,
                                                   std::span<const double> fractions, std::uint64_t seed) {
   const auto doing = "splitting " + source->shown();
+  require_indices(*source, doing);
   const auto count = source->count();
   const auto is_fraction = [](double fraction) { return fraction > 0 && fraction <= 1; };
   const auto sum = std::accumulate(fractions.begin(), fractions.end(), 0.0);

@@ -67,6 +67,7 @@ TOPICS = (
     ("Operators", ("src/operators/", "include/muster/detail/operator.hpp", "include/muster/operator.hpp")),
     ("Sweeps", ("src/sweep/",)),
     ("Weights of other programs", ("src/weights/", "apps/muster/export.cpp")),
+    ("Live training", ("src/live/",)),
     ("muster run", ("src/supervise/",)),
     ("muster convert", ("src/convert/", "apps/muster/convert.cpp")),
     ("muster ls, inspect, checkpoint and init", ("apps/muster/",)),

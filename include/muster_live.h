@@ -1,0 +1,191 @@
+/* Training from a running simulation: the solver's side. C99 and MPI only; link libmuster_live (muster::live_sender).
+ *
+ *   muster_live *live = NULL;
+ *   muster_live_open(solvers, "heat", NULL, &live);
+ *   muster_live_parameter(live, "nu", nu);
+ *   muster_live_field(live, "u", MUSTER_LIVE_FLOAT64, 2, global, offset, local);
+ *   for (long step = 0; step < steps; ++step) {
+ *     advance(u);
+ *     const void *values[] = {u};
+ *     if (muster_live_send(live, step, values) == MUSTER_LIVE_STOP) break;
+ *   }
+ *   muster_live_close(&live, NULL);
+ *
+ * A solver is the ranks of a communicator. A stream is a name, which the solver and a trainer's muster::Live
+ * (muster/live.hpp) both give. Each sample has a number and all fields; of a field each rank sends its own block. The
+ * trainer is a program of the same job, or other ranks of this program, on the same node. The first call of
+ * muster_live_open(), muster_live_world() or muster::Live in a process is collective over MPI_COMM_WORLD, and every
+ * rank makes one: ranks that neither simulate nor train call muster_live_world(NULL).
+ *
+ * Functions marked collective are called by all ranks of the solver in the same order, and return the same code on all
+ * of them. MPI is called inside of these functions only, by the calling thread: MPI_THREAD_SINGLE is enough. No
+ * function prints, ends the process, or waits for a trainer longer than timeout_s. */
+#ifndef MUSTER_LIVE_H
+#define MUSTER_LIVE_H
+
+#include <mpi.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define MUSTER_LIVE_API __attribute__((visibility("default")))
+#else
+#define MUSTER_LIVE_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A solver's end of a stream. */
+typedef struct muster_live muster_live;
+
+/* What a call returns. */
+enum {
+  MUSTER_LIVE_OK = 0,         /* done; the sample was sent */
+  MUSTER_LIVE_DROPPED = 1,    /* the rule has dropped this sample */
+  MUSTER_LIVE_STOP = 2,       /* the trainer asks the solver to stop; it takes no more samples */
+  MUSTER_LIVE_NO_TRAINER = 3, /* no trainer has come, or it has ended; from then on a send costs one branch */
+  MUSTER_LIVE_ERROR = 4       /* muster_live_text() says what was wrong; later calls return the same */
+};
+
+/* The type of a field's values. */
+enum {
+  MUSTER_LIVE_FLOAT32 = 0,
+  MUSTER_LIVE_FLOAT64 = 1,
+  MUSTER_LIVE_INT32 = 2,
+  MUSTER_LIVE_INT64 = 3,
+  MUSTER_LIVE_UINT8 = 4
+};
+
+/* What a send does when the queue to the trainer is full. */
+enum {
+  MUSTER_LIVE_WAIT = 0,        /* waits, at most timeout_s; then the sample is dropped */
+  MUSTER_LIVE_DROP_OLDEST = 1, /* drops the oldest sample that the trainer has not begun to take */
+  MUSTER_LIVE_DROP_NEWEST = 2  /* drops the sample at hand */
+};
+
+enum { MUSTER_LIVE_MAX_DIMS = 8, MUSTER_LIVE_MAX_FIELDS = 32, MUSTER_LIVE_MAX_NAME = 40 };
+
+/* Zero means the default. The same on all ranks of a solver. */
+typedef struct muster_live_options {
+  int solver;       /* this solver's number among those of the stream, from 0 on */
+  int64_t bytes;    /* memory of each rank for samples on their way to the trainer; default: 64 MiB */
+  int rule;         /* MUSTER_LIVE_WAIT or another rule */
+  double timeout_s; /* how long to wait for the trainer; default: 300 s */
+} muster_live_options;
+
+/* A solver's samples: sent = arrived or on their way + dropped. */
+typedef struct muster_live_counts {
+  int64_t sent;    /* samples given to muster_live_send(), those dropped included */
+  int64_t dropped; /* by the rule */
+  double wait_s;   /* how long this rank has waited for room */
+} muster_live_counts;
+
+/* Splits MPI_COMM_WORLD by program: `part` has the ranks that the launcher has started with this one, as those of one
+ * side of `mpirun -n 6 ./heat : -n 2 ./train`. The caller frees it. NULL: this rank only takes part. Collective over
+ * MPI_COMM_WORLD. */
+MUSTER_LIVE_API int muster_live_world(MPI_Comm* part);
+
+/* Opens the stream `name`: letters, digits, '-', '_' and '.', at most MUSTER_LIVE_MAX_NAME of them. `comm` remains the
+ * caller's. Waits for the trainer, at most timeout_s. `*live` is set whatever is returned, unless memory is short;
+ * without a trainer all later calls on it return MUSTER_LIVE_NO_TRAINER. Collective over `comm`. */
+MUSTER_LIVE_API int muster_live_open(MPI_Comm comm, const char* name, const muster_live_options* options,
+                                     muster_live** live);
+
+/* Declares a number that all samples of this solver have as a column, such as a coefficient. The same on all ranks.
+ * Local; before the first sample. */
+MUSTER_LIVE_API int muster_live_parameter(muster_live* live, const char* name, double value);
+
+/* Declares a field: an array of `dims` dimensions, 1 to MUSTER_LIVE_MAX_DIMS, of the extents `global`, in C order. This
+ * rank has the block of the extents `local` that begins at `offset`. The blocks of all ranks tile the array; a block
+ * may be empty. The same names, types and `global` on all ranks, in the same order. Local; before the first sample. */
+MUSTER_LIVE_API int muster_live_field(muster_live* live, const char* name, int type, int dims, const int64_t* global,
+                                      const int64_t* offset, const int64_t* local);
+
+/* Says that this rank's array of a declared field is larger than its block, by `before` and `after` values in each
+ * dimension, which are not sent: halos, or ghost cells. Local; before the first sample. */
+MUSTER_LIVE_API int muster_live_halo(muster_live* live, const char* name, const int64_t* before, const int64_t* after);
+
+/* Sends a sample. `number` is larger than that of the sample before, and the same on all ranks. `values` has a pointer
+ * for each field, in the order in which they were declared, to the field's whole array, halos included. The values are
+ * copied before it returns. The first call checks the declarations of all ranks. Collective. */
+MUSTER_LIVE_API int muster_live_send(muster_live* live, int64_t number, const void* const* values);
+
+/* Sets `number` to the sample to go on with: 0 in a fresh run. If the trainer goes on from a checkpoint, it is the one
+ * after the last sample that the checkpoint has of this solver. Waits until the trainer knows. Declare everything
+ * before. Collective. */
+MUSTER_LIVE_API int muster_live_next(muster_live* live, int64_t* number);
+
+/* Why the stream has ended, with the remedy, after MUSTER_LIVE_ERROR or MUSTER_LIVE_NO_TRAINER; otherwise empty. The
+ * same on all ranks. Valid until the stream is closed. */
+MUSTER_LIVE_API const char* muster_live_text(const muster_live* live);
+
+/* Ends this solver's samples and sets *live to NULL. Samples on their way still reach the trainer, even when this
+ * process has ended. `counts` may be NULL. Collective, but not after an error. */
+MUSTER_LIVE_API int muster_live_close(muster_live** live, muster_live_counts* counts);
+
+#ifdef __cplusplus
+} /* extern "C" */
+
+#include <initializer_list>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+namespace muster {
+
+/// The same for C++. What MUSTER_LIVE_ERROR reports is thrown as std::runtime_error; the other codes are returned.
+class LiveSender {
+ public:
+  LiveSender(MPI_Comm comm, const char* name, const muster_live_options& options = {}) {
+    const int code = muster_live_open(comm, name, &options, &live_);
+    if (live_ == nullptr) throw std::runtime_error("opening a live stream: there is not enough memory");
+    try {
+      check(code);
+    } catch (...) {
+      muster_live_close(&live_, nullptr);
+      throw;
+    }
+  }
+  LiveSender(LiveSender&& other) noexcept : live_(std::exchange(other.live_, nullptr)) {}
+  LiveSender& operator=(LiveSender&& other) noexcept {
+    std::swap(live_, other.live_);
+    return *this;
+  }
+  ~LiveSender() { muster_live_close(&live_, nullptr); }
+
+  void parameter(const char* name, double value) { check(muster_live_parameter(live_, name, value)); }
+  void field(const char* name, int type, const std::vector<std::int64_t>& global,
+             const std::vector<std::int64_t>& offset, const std::vector<std::int64_t>& local) {
+    if (offset.size() != global.size() || local.size() != global.size())
+      throw std::runtime_error("declaring a field: global, offset and local have different lengths");
+    check(muster_live_field(live_, name, type, static_cast<int>(global.size()), global.data(), offset.data(),
+                            local.data()));
+  }
+  int send(std::int64_t number, std::initializer_list<const void*> values) {
+    return check(muster_live_send(live_, number, values.begin()));
+  }
+  std::int64_t next() {
+    std::int64_t number = 0;
+    check(muster_live_next(live_, &number));
+    return number;
+  }
+  muster_live_counts close() {
+    muster_live_counts counts{};
+    muster_live_close(&live_, &counts);
+    return counts;
+  }
+
+ private:
+  int check(int code) const {
+    if (code == MUSTER_LIVE_ERROR) throw std::runtime_error(muster_live_text(live_));
+    return code;
+  }
+
+  muster_live* live_ = nullptr;
+};
+
+} /* namespace muster */
+#endif
+
+#endif

@@ -1,0 +1,134 @@
+/* What the two sides of a stream share: the memory between a rank of a solver and the ranks of the trainer, and the
+ * messages over their sockets. C99 and C++.
+ *
+ * Each rank of a solver owns a ring of equal slots. Sample number `seq` of those that were sent, counted from 0, is in
+ * slot seq % slots on all ranks of the solver, and belongs to the trainer's rank live_rank_of(seq). A slot's word says
+ * which sample it has, and its state. The word of the solver's rank 0 decides about the whole sample: the trainer takes
+ * a sample, and the solver revokes one, by changing that word from LIVE_FULL in one atomic operation. Only then does
+ * the trainer read the slots of the other ranks, and it empties them when it has copied them.
+ *
+ * The solver passes the memory as a file descriptor without a name. A byte over the socket wakes the other side, which
+ * has said that it waits; the end of the connection tells of its death. */
+#ifndef MUSTER_LIVE_RING_H
+#define MUSTER_LIVE_RING_H
+
+#include <stdint.h>
+#include <string.h>
+
+#include "muster_live.h"
+
+enum { LIVE_PROTOCOL = 1, LIVE_TEXT = 512, LIVE_TIMEOUT_S = 300 };
+
+/* States of a slot. */
+enum { LIVE_EMPTY = 0, LIVE_FULL = 1, LIVE_TAKEN = 2 };
+
+typedef struct live_field {
+  char name[MUSTER_LIVE_MAX_NAME + 1];
+  int32_t type, dims;
+  int64_t global[MUSTER_LIVE_MAX_DIMS], offset[MUSTER_LIVE_MAX_DIMS], local[MUSTER_LIVE_MAX_DIMS];
+  int64_t at; /* bytes from the beginning of a slot to this rank's block */
+} live_field;
+
+typedef struct live_parameter {
+  char name[MUSTER_LIVE_MAX_NAME + 1];
+  double value;
+} live_parameter;
+
+/* What a solver's ranks must have in common. */
+typedef struct live_layout {
+  int32_t field_count, parameter_count;
+  live_field fields[MUSTER_LIVE_MAX_FIELDS];
+  live_parameter parameters[MUSTER_LIVE_MAX_FIELDS];
+} live_layout;
+
+/* The beginning of the memory. */
+typedef struct live_ring {
+  int64_t file_bytes, slots, slot_bytes;
+  int64_t words_at, numbers_at, trainers_at, data_at; /* bytes from the beginning of the memory */
+  live_layout layout;
+  /* Written by the solver's rank; the counts by rank 0 alone. */
+  int64_t sent, dropped;
+  uint32_t closed;
+  uint32_t solver_waits;
+  /* Written by the trainer. */
+  int64_t next; /* the sample to go on with; -1: not known yet */
+  uint32_t stop, gone, refused;
+  char refusal[LIVE_TEXT];
+} live_ring;
+
+/* The first message of a solver's rank to each rank of the trainer, and the answer. */
+typedef struct live_hello {
+  int32_t protocol, solver, rank, ranks;
+  uint64_t id; /* of this opening, the same on all ranks */
+} live_hello;
+
+typedef struct live_welcome {
+  int32_t protocol, ranks;
+  char refusal[LIVE_TEXT]; /* empty if the solver is accepted */
+} live_welcome;
+
+static inline uint64_t live_word(int64_t seq, unsigned state) { return ((uint64_t)(seq + 1) << 2) | state; }
+static inline int64_t live_seq(uint64_t word) { return (int64_t)(word >> 2) - 1; }
+static inline unsigned live_state(uint64_t word) { return (unsigned)(word & 3); }
+static inline int live_rank_of(int64_t seq, int solver, int trainers) { return (int)((seq + solver) % trainers); }
+
+static inline uint64_t* live_words(live_ring* ring) { return (uint64_t*)((char*)ring + ring->words_at); }
+static inline int64_t* live_numbers(live_ring* ring) { return (int64_t*)((char*)ring + ring->numbers_at); }
+/* For each rank of the trainer, whether it waits. */
+static inline uint32_t* live_trainers(live_ring* ring) { return (uint32_t*)((char*)ring + ring->trainers_at); }
+static inline char* live_slot(live_ring* ring, int64_t slot) {
+  return (char*)ring + ring->data_at + slot * ring->slot_bytes;
+}
+
+static inline int64_t live_type_bytes(int type) {
+  return type == MUSTER_LIVE_UINT8 ? 1 : type == MUSTER_LIVE_FLOAT32 || type == MUSTER_LIVE_INT32 ? 4 : 8;
+}
+
+static inline int64_t live_volume(int dims, const int64_t* extents) {
+  int64_t volume = 1;
+  for (int d = 0; d < dims; ++d) volume *= extents[d];
+  return volume;
+}
+
+/* Copies a box of the extents `box` between two arrays in C order, whose extents are `from_extents` and `to_extents`.
+ * `from` and `to` point to the box's first value. `bytes`: of a value. */
+static inline void live_copy_box(int dims, int64_t bytes, const int64_t* box, const char* from,
+                                 const int64_t* from_extents, char* to, const int64_t* to_extents) {
+  if (live_volume(dims, box) == 0) return;
+  while (dims > 1 && box[dims - 1] == from_extents[dims - 1] && box[dims - 1] == to_extents[dims - 1])
+    bytes *= box[--dims];
+  if (dims == 1) {
+    memcpy(to, from, (size_t)(box[0] * bytes));
+    return;
+  }
+  const int64_t from_step = live_volume(dims - 1, from_extents + 1) * bytes;
+  const int64_t to_step = live_volume(dims - 1, to_extents + 1) * bytes;
+  for (int64_t i = 0; i < box[0]; ++i)
+    live_copy_box(dims - 1, bytes, box + 1, from + i * from_step, from_extents + 1, to + i * to_step, to_extents + 1);
+}
+
+struct sockaddr_un;
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Seconds since some time. */
+double live_now_s(void);
+
+/* For muster::Live, which links this library; not for programs. */
+
+/* Ensures that this process takes part, as muster_live_open() does. `token` gets a secret of the job, 32 digits.
+ * Collective over MPI_COMM_WORLD at the first call. Returns a code; `text` gets what was wrong. */
+MUSTER_LIVE_API int live_join(double timeout_s, char token[33], char text[LIVE_TEXT]);
+/* The address of the trainer's rank `rank`: an abstract one, which no file system has. Returns its length. */
+MUSTER_LIVE_API unsigned live_address(struct sockaddr_un* address, const char* token, const char* stream, int rank);
+/* True if the process at the other end of a socket is this user's. */
+MUSTER_LIVE_API int live_is_own_user(int socket);
+MUSTER_LIVE_API int live_is_name(const char* name);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
