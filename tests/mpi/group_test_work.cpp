@@ -166,7 +166,7 @@ TEST(Work, EndsWithAnExceptionWhenAborted) {
   work->abort();
   EXPECT_TRUE(work->isCompleted());
   EXPECT_FALSE(work->isSuccess());
-  EXPECT_TRUE(contains(error_of([&] { work->wait(); }, ExitCode::user_error), "aborted"));
+  EXPECT_TRUE(contains(error_of([&] { work->wait(); }, ExitCode::user_error), "it was aborted"));
 }
 
 TEST(Work, MayBeDropped) {

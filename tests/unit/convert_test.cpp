@@ -122,6 +122,17 @@ TEST_F(Convert, SharesBelowOneLeaveTheRestOut) {
   EXPECT_NE(testing::internal::GetCapturedStderr().find("50 of the 100 samples go to no file"), std::string::npos);
 }
 
+TEST_F(Convert, SharesAboveOneAreRefused) {
+  make(10);
+  try {
+    run({.split = {{"a", 0.6}, {"b", 0.5}}});
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("the shares sum to more than 1"), std::string::npos) << error.what();
+  }
+  EXPECT_EQ(names(), (std::vector<std::string>{"x", "y"})) << "nothing is written";
+}
+
 TEST_F(Convert, ShufflesTheSameForTheSameSeed) {
   make(500);
   const auto order = [&](std::uint64_t seed) {
