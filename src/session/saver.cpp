@@ -90,7 +90,7 @@ Checkpoint Saver::save(const Contents& what) {
     contents.position_json = to_json(position);
   });
   // An entry may communicate, so the ranks come here together.
-  comm::run_on_all(workers_.control, [&] {
+  comm::run_on_all(session_.workers.control, [&] {
     if (what.entries == nullptr) return;
     state::require_own_weights(*what.entries);
     contents.state = state::collect(*what.entries);
