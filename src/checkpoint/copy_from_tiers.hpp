@@ -25,11 +25,11 @@ struct CopySource {
 void copy_to_run_folder(const Communicator& communicator, const Manifest& manifest, const std::vector<CopySource>& mine,
                         storage::Tier& run);
 
-/// Completes copies that earlier jobs have not finished. From each fast tier it copies the newest checkpoint that can
-/// be put together from the present nodes, unless the run's folder has one at least as new. Then it removes the tier,
-/// unless the tier belongs to another run, of whose folder this one is a copy. If a newer checkpoint may be in the tier
-/// but cannot be copied now, the tier stays, with a warning. A tier that was rolled back is removed without being read.
-/// Returns true if a tier may still hold a newer checkpoint.
+/// Finishes the copies of earlier jobs: copies from each fast tier the newest checkpoint that the present nodes hold
+/// whole, unless the run's folder has one at least as new, and removes the tier. If a newer one may be in the tier but
+/// cannot be copied now, it warns and keeps the tier. If the run's folder is a copy of another run's, it takes only the
+/// checkpoint NotedTier::first from that run's tiers, and removes none. The tier of a rollback (rollbacks.hpp) is
+/// removed unread. Returns true if a tier may still hold a newer checkpoint.
 bool finish_copying(const Communicator& communicator, storage::Tier& run);
 
 /// Removes all fast tiers that are not in use, except this job's own tier and those of another run. `own`: this node's

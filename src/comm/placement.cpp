@@ -62,7 +62,7 @@ Placement find_placement(MpiCommunicator& over) {
     placement.node_of_rank.push_back(
         first_rank.try_emplace({placement.hosts[r], memories[r]}, static_cast<int>(r)).first->second);
 
-  // Compares the CPUs of this node with its ranks; the node's first rank removes leftover shared memory.
+  // Finds out whether the ranks of this node have a CPU each; the first of them removes leftover shared memory.
   const auto rank = rank_in(over.comm);
   const auto node = placement.node_of_rank[static_cast<std::size_t>(rank)];
   std::set<std::size_t> cores;

@@ -97,9 +97,9 @@ bool wait_until(Ready&& ready, std::chrono::milliseconds timeout) {
 }
 
 /// Waits until ready() is true, as every wait on a communicator does. Throws RemoteError if another rank has raised an
-/// alarm, and an Error (ExitCode::retry), whose text begins with doing(), past `timeout`, which is the launch's timeout
-/// if it is empty; then the time that late ranks have announced is added. Throws an Error (ExitCode::user_error) if it
-/// finds ranks in different calls.
+/// alarm, an Error (ExitCode::user_error) if it finds ranks in different calls, and past `timeout` an Error
+/// (ExitCode::retry) whose text begins with doing(). An empty `timeout` stands for the launch's timeout, plus the time
+/// that late ranks have announced. Collective.
 void wait_on(const Communicator& communicator, const std::function<bool()>& ready,
              const std::function<std::string()>& doing, std::optional<std::chrono::milliseconds> timeout = {});
 

@@ -268,7 +268,7 @@ std::vector<WaitMonitor::Finding> WaitMonitor::inspect_node(const WaitedFor& cal
   return findings;
 }
 
-/// Adds the stacks of the ranks of this node that are late or stopped, at most shown_ranks of them.
+/// Adds the stacks of this node's late or stopped ranks: of this rank, and of at most shown_ranks others.
 void WaitMonitor::add_stacks(std::span<Finding> findings) {
   std::vector<std::pair<Finding*, std::uint32_t>> asked;
   for (auto& finding : findings) {

@@ -136,12 +136,13 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// until now.
   void before_own_change();
 
-  // The following are for finding NaN and infinite numbers.
+  // The next two are for finding NaN and infinite numbers.
   /// From now on, this rank's small gradients on the CPU are checked as they are made.
   void watch_numbers() noexcept { watches_numbers_ = true; }
   /// Name of the first parameter with a bad gradient among those that were checked; empty if there was none, or if that
   /// parameter has had a good gradient since.
   const std::string& bad_gradient() const noexcept { return bad_gradient_; }
+
   /// Returns the parameter's name; empty if the tensor is not a parameter of the module.
   std::string name_of(const at::Tensor& parameter) const;
   /// True if the parameter's gradients are averaged.
@@ -149,8 +150,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// The weight of this rank's loss in the mean of the ranks' losses; 1 is an even share. It is the weight of the
   /// current batch or, if the program gives weights itself, this rank's weight in the last average.
   double weight() const { return weights_.given ? weights_.relative : steps_->weight(); }
-  /// Number of this reducer in the order of prepare_model(); the same on all ranks.
-  int order() const noexcept { return order_; }
 
   // The following are for ranks with different numbers of rounds (join.cpp).
   /// Corrects the averages of a round in which some ranks have no gradients: the averages are multiplied by `scale`;

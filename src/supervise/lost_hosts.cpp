@@ -18,9 +18,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// How long to wait between two questions to a host that was lost once.
+/// Between two questions to a host, and before the first; one that is lost again is asked later at first.
 constexpr auto question_interval = 10s;
-constexpr auto longest_interval = 600s;
+constexpr auto longest_interval = 600s;  ///< the longest time before the first question
 /// A host answers with this word and its name. If a login program starts echo without a shell, the command for the name
 /// follows instead.
 constexpr std::string_view answer = "here", name_command = "`uname -n`";

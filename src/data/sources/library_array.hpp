@@ -18,7 +18,7 @@ class LibraryArray {
   LibraryArray(hdf5::Handle dataset, hdf5::Handle memory_type, std::vector<std::int64_t> shape, std::size_t value_bytes,
                std::string shown);
 
-  /// Keeps all values in memory from the first read on; does nothing for an array without values.
+  /// Lets whole() read all values once and keep them; does nothing for an array without values.
   void keep_in_memory() noexcept;
   /// Closes the dataset until keep_chunks(). For two fields of one dataset call it for both first: as long as one has
   /// the dataset open, HDF5 does not change how many chunks it keeps.
