@@ -321,7 +321,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void note_discarded();
   void note_addition();
 
-  int order_;  ///< see order()
+  int order_;  ///< its number in the order of prepare_model(); the same on all ranks
   std::shared_ptr<torch::nn::Module> module_;
   std::shared_ptr<const step::Steps> steps_;
   std::shared_ptr<const int> no_sync_depth_;
