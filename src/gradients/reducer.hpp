@@ -150,6 +150,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// The weight of this rank's loss in the mean of the ranks' losses; 1 is an even share. It is the weight of the
   /// current batch or, if the program gives weights itself, this rank's weight in the last average.
   double weight() const { return weights_.given ? weights_.relative : steps_->weight(); }
+  /// Number of this reducer in the order of prepare_model(); the same on all ranks.
+  int order() const noexcept { return order_; }
 
   // The following are for ranks with different numbers of rounds (join.cpp).
   /// Corrects the averages of a round in which some ranks have no gradients: the averages are multiplied by `scale`;
@@ -321,7 +323,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void note_discarded();
   void note_addition();
 
-  int order_;  ///< its number in the order of prepare_model(); the same on all ranks
+  int order_;  ///< see order()
   std::shared_ptr<torch::nn::Module> module_;
   std::shared_ptr<const step::Steps> steps_;
   std::shared_ptr<const int> no_sync_depth_;
