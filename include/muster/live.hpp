@@ -61,7 +61,8 @@ struct LiveOptions {
   std::int64_t samples_per_epoch = 1024;
   /// One of so many samples is held out for validation, chosen by its number; 0: none.
   std::int64_t validation_every = 0;
-  /// At most so many samples are held out, over all ranks; others of their numbers are used for training.
+  /// At most so many samples are held out, over all ranks, rounded up to a multiple of the ranks; others of their
+  /// numbers are used for training.
   std::int64_t validation_samples = 64;
   /// How many solvers there are: their numbers are 0 to solvers − 1. Training goes on until all of them have closed.
   int solvers = 1;

@@ -28,7 +28,7 @@ struct Runs {
 template <class Action>
 void each_run(std::span<const std::int64_t> size, std::span<const std::size_t> a, std::span<const std::size_t> b,
               std::size_t value, Action&& action) {
-  constexpr std::size_t most_dimensions = 32;  // of an HDF5 dataset
+  constexpr std::size_t most_dimensions = 33;  // of an HDF5 dataset, and one more of the index of a Zarr shard
   const Runs runs(size, a, b, value);
   std::array<std::int64_t, most_dimensions> at;
   for (std::size_t d = 0; d < runs.outer; ++d) at[d] = 0;

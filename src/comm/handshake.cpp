@@ -16,7 +16,7 @@ namespace muster::detail::comm {
 namespace {
 
 /// These tags are above the tags of Collectives::all_to_all(), SliceExchange and wait_for_all_ranks().
-constexpr int text_tag = 16'386, max_tag = 16'387;
+constexpr int text_tag = 32'702, max_tag = 32'703;
 
 constexpr std::size_t longest = 1024;
 using Text = std::array<char, longest>;

@@ -18,7 +18,7 @@ namespace {
 using namespace std::chrono_literals;
 
 /// This tag is above the tags of Collectives::all_to_all() and SliceExchange.
-constexpr int rendezvous_tag = 16'385;
+constexpr int rendezvous_tag = 32'701;
 /// A rank that waits in the rendezvous answers at once, so a rank that has not answered after this time does not wait
 /// in it.
 constexpr auto grace = 5s;

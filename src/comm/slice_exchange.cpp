@@ -13,7 +13,7 @@ namespace {
 /// Exchanges that run at the same time may post their messages in different orders on different nodes, so each exchange
 /// has two tags of its own. Tag 0 belongs to Collectives::all_to_all(). Every MPI has tags up to 32,767.
 int scatter_tag(unsigned number) { return static_cast<int>(1 + 2 * number); }
-static_assert(2 + 2 * SliceExchange::numbers <= 32'767);
+static_assert(2 + 2 * SliceExchange::numbers <= 32'700, "higher tags are those of rendezvous and handshake");
 
 /// For slices of up to this many bytes, a second exchange (gathering) costs more than it saves. The limit is lower for
 /// many nodes, since each leader gets the whole slice of every node.

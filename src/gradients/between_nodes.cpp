@@ -76,22 +76,27 @@ node::Slice BetweenNodes::share_of(const node::BucketReduction::Chunk& chunk) co
   return leaders.share(chunk.count, reduction_.buckets()[chunk.bucket].type, leaders.node);
 }
 
-void BetweenNodes::exchange(Led& led, const comm::SliceExchange::Slice& slice, comm::SliceExchange::Reduce reduce,
-                            comm::SliceExchange::Halves halves) {
+/// `position` of the chunk among those that this rank leads: the same for the leaders of all nodes.
+void BetweenNodes::exchange(Led& led, std::size_t position, const comm::SliceExchange::Slice& slice,
+                            comm::SliceExchange::Reduce reduce, comm::SliceExchange::Halves halves) {
   led.event = {.name = "network",
                .track = watch::TraceTrack::network,
                .begin_ns = watch::trace_begin(),
                .number = static_cast<std::int64_t>(led.chunk.bucket),
                .bytes = static_cast<std::int64_t>(slice.count * node::size_of(slice.type))};
   led.exchange = std::make_unique<comm::SliceExchange>(comm::leaders_of(communicator_),
-                                                       half + static_cast<unsigned>(led.chunk.number % half), slice,
+                                                       half + static_cast<unsigned>(position % half), slice,
                                                        std::move(reduce), led.memory, halves);
 }
 
 void BetweenNodes::start(const node::BucketReduction::Chunk& chunk, std::span<std::byte* const> data) {
   if (exchanged_.begun == led_.size()) led_.emplace_back();
-  auto& led = led_[exchanged_.begun++];
-  if (again_) return;
+  const auto position = exchanged_.begun;
+  auto& led = led_[position];
+  if (again_) {
+    ++exchanged_.begun;
+    return;
+  }
   led.chunk = chunk;
   led.data.assign(data.begin(), data.end());
   led.memory = keep_(chunk.bucket);
@@ -127,19 +132,21 @@ void BetweenNodes::start(const node::BucketReduction::Chunk& chunk, std::span<st
   const comm::SliceExchange::Slice slice{sent, sent, chunk.count, type};
   const node::Reduction reduction{.type = type, .scale = scale};
   if (!left_ || led.narrow.defined())
-    exchange(led, slice, comm::SliceExchange::sum_of(slice, reduction),
+    exchange(led, position, slice, comm::SliceExchange::sum_of(slice, reduction),
              left_ ? comm::SliceExchange::Halves::reduce : comm::SliceExchange::Halves::both);
   else
     exchange(
-        led, slice,
+        led, position, slice,
         [target = static_cast<void*>(led.share.data()), reduction](const node::Slice& share, auto summands) {
           node::reduce_arrays(std::span(&target, 1), summands, share.count, reduction);
         },
         comm::SliceExchange::Halves::reduce);
+  ++exchanged_.begun;
 }
 
 /// Called once the averages of the chunk's share are there and the notes are known.
-void BetweenNodes::start_end(Led& led, const FusableGradients::ChunkStep* step) {
+void BetweenNodes::start_end(std::size_t position, const FusableGradients::ChunkStep* step) {
+  auto& led = led_[position];
   const auto type = reduction_.buckets()[led.chunk.bucket].type;
   const auto mine = share_of(led.chunk);
   auto* result = own(led);
@@ -155,7 +162,7 @@ void BetweenNodes::start_end(Led& led, const FusableGradients::ChunkStep* step) 
     std::ranges::copy(led.share, result + mine.first * node::size_of(type));
   }
   if (result != nullptr)
-    exchange(led, {result, result, led.chunk.count, type}, nullptr, comm::SliceExchange::Halves::gather);
+    exchange(led, position, {result, result, led.chunk.count, type}, nullptr, comm::SliceExchange::Halves::gather);
 }
 
 /// Writes the leader's result to the other ranks of its node.
@@ -205,9 +212,11 @@ bool BetweenNodes::finish(const FusableGradients::ChunkStep* step) {
   if (!left_) return exchanged && reduction_.finish() && summed_.done();
   if (!summed_.done()) return false;
   const auto uses = std::span(*notes_).first(notes_->size() - notes().size());
-  if (std::ranges::any_of(uses, [](float sum) { return users_of(sum) < 0; })) return exchanged && reduction_.finish();
+  // Where words differ, the ranks end the round in different ways, each by an Error.
+  if (!all_words_equal() || std::ranges::any_of(uses, [](float sum) { return users_of(sum) < 0; }))
+    return exchanged && reduction_.finish();
   while (ended_.begun < exchanged_.finished && ended_.begun - ended_.finished < most_under_way)
-    start_end(led_[ended_.begun++], step);
+    start_end(ended_.begun++, step);
   advance(ended_, step == nullptr);
   return exchanged && ended_.finished == exchanged_.finished && reduction_.finish();
 }

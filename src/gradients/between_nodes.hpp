@@ -81,9 +81,9 @@ class BetweenNodes {
   };
 
   void start(const node::BucketReduction::Chunk& chunk, std::span<std::byte* const> data);
-  void start_end(Led& led, const FusableGradients::ChunkStep* step);
-  void exchange(Led& led, const comm::SliceExchange::Slice& slice, comm::SliceExchange::Reduce reduce,
-                comm::SliceExchange::Halves halves);
+  void start_end(std::size_t position, const FusableGradients::ChunkStep* step);
+  void exchange(Led& led, std::size_t position, const comm::SliceExchange::Slice& slice,
+                comm::SliceExchange::Reduce reduce, comm::SliceExchange::Halves halves);
   bool advance(Progress& progress, bool writes_results);
   void copy_to_node(const Led& led) const;
   node::Slice share_of(const node::BucketReduction::Chunk& chunk) const;

@@ -175,6 +175,9 @@ class Exchange {
   /// adds to it.
   virtual bool takes_several_rounds() const noexcept { return false; }
 
+  /// True if the exchange itself has a reference to the memory of the gradient that was added last.
+  virtual bool holds(std::size_t) const noexcept { return false; }
+
   // The following are for the time after a round that is finished and completes a step.
   /// Returns how many ranks have used the parameter in the round; -1 if a rank has abandoned the round.
   virtual int user_count(std::size_t index) const = 0;

@@ -268,7 +268,7 @@ void Reducer::prepare_round(bool averages) {
 /// mark.
 bool Reducer::holds_gradient(const Parameter& parameter) const {
   const auto& gradient = parameter.tensor.grad();
-  return gradient.defined() && ((parameter.mark && GradientMark(gradient) == *parameter.mark) || any_nonzero(gradient));
+  return gradient.defined() && ((parameter.mark && mark_of(parameter) == *parameter.mark) || any_nonzero(gradient));
 }
 
 /// Call it before the round changes any member: it throws if weights are mixed.

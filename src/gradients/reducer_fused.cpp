@@ -35,7 +35,7 @@ void Reducer::average_local_gradients() {
 void Reducer::mark_gradients() {
   has_local_gradients_ = has_local_gradients_ || !weights_.given;
   for (auto& p : parameters_)
-    if ((p.dense() || weights_.given) && p.tensor.grad().defined() && !p.mark) p.mark = GradientMark(p.tensor.grad());
+    if ((p.dense() || weights_.given) && p.tensor.grad().defined() && !p.mark) p.mark = mark_of(p);
 }
 
 /// Call it before muster adds to the parameter's .grad or averages it. Records whether the program has changed .grad
@@ -48,12 +48,12 @@ void Reducer::note_manual_change(Parameter& parameter) {
     return;
   }
   if (!parameter.mark) return;
-  if (!(GradientMark(gradient) == *parameter.mark)) {
+  if (!(mark_of(parameter) == *parameter.mark)) {
     parameter.altered = has_local_gradients_ && any_nonzero(gradient);
   } else if (scale != 1.0) {
     const at::NoGradGuard no_grad;
     gradient.mul_(scale);
-    parameter.mark = GradientMark(gradient);
+    parameter.mark = mark_of(parameter);
   }
 }
 
@@ -93,9 +93,14 @@ void Reducer::begin_step(std::uint32_t word) {
   give_gradients(word);
 }
 
-bool Reducer::Parameter::as_given() const {
-  if (given != use_in_step() || scale != 1.0) return false;
-  return given == ParameterUse::unused || (mark && GradientMark(tensor.grad()) == *mark);
+GradientMark Reducer::mark_of(const Parameter& parameter) const {
+  return GradientMark(parameter.tensor.grad(), parameter.dense() && dense_->holds(parameter.index) ? 1 : 0);
+}
+
+/// True if the exchange was given the parameter's gradient as it is now, with the use that the step has of it.
+bool Reducer::is_as_given(const Parameter& p) const {
+  if (p.given != p.use_in_step() || p.scale != 1.0) return false;
+  return p.given == ParameterUse::unused || (p.mark && mark_of(p) == *p.mark);
 }
 
 /// Ends the part of the dense exchange that a round has begun early, if it has; true if the exchange goes on with it.
@@ -111,7 +116,7 @@ void Reducer::give_gradients(std::uint32_t word) {
   bool altered = false, as_given = true;
   for (auto& p : parameters_) {
     if (p.dense() && p.tensor.grad().defined()) p.check_gradient();
-    as_given = as_given && (!p.dense() || p.as_given());
+    as_given = as_given && (!p.dense() || is_as_given(p));
     note_manual_change(p);
     altered |= p.altered;
   }
@@ -129,7 +134,7 @@ void Reducer::end_step(double scale) {
   for (auto& p : parameters_)
     if (p.dense() && p.tensor.grad().defined()) {
       p.scale = scale;
-      p.mark = GradientMark(p.tensor.grad());
+      p.mark = mark_of(p);
       if (!has_local_gradients_) note_manual_change(p);  // applies the scale now, since anybody may read averages
     }
 }

@@ -60,8 +60,6 @@ struct Reducer::Parameter {
   ParameterUse use_in_step() const {
     return tensor.grad().defined() && !padding ? ParameterUse::used : ParameterUse::unused;
   }
-  /// True if .grad is as it was when backward() gave it to the exchange.
-  bool as_given() const;
   /// Throws an Error if the layout, type or shape of .grad differs from the parameter's in prepare_model.
   void check_gradient() const;
   bool changed() const {

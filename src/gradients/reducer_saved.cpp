@@ -104,7 +104,7 @@ void Reducer::restore_gradients(const std::map<const void*, at::Tensor>& saved,
     auto gradient = at::empty_like(p.tensor).copy_(found->second);
     p.tensor.mutable_grad() = p.sparse ? gradient.to_sparse(1) : std::move(gradient);
     p.pending = weights.has_value();
-    if (weights) p.mark = GradientMark(p.tensor.grad());
+    if (weights) p.mark = mark_of(p);
   }
   if (weights) {
     weights_ = {.given = true, .unit = weights->unit, .sum = weights->sum};

@@ -81,7 +81,9 @@ struct SharedExchange::Bucket {
   std::size_t missing = 0;         ///< number of gradients not added yet
   std::byte* data = nullptr;       ///< address of the gradients
   std::byte* allocated = nullptr;  ///< the allocator's block that holds a copy; null if none does
-  c10::Storage held = {};          ///< keeps the memory while it is reduced, whatever happens to .grad
+  /// Keeps the memory while it is reduced, whatever happens to .grad. One reference to the storage, however many chunks
+  /// are under way: see Exchange::holds().
+  std::shared_ptr<const c10::Storage> held = {};
 };
 
 /// Each rank's part of the region holds, in this order: copies of the small gradients, the allocator's blocks, the
@@ -184,7 +186,8 @@ SharedExchange::SharedExchange(const std::vector<at::Tensor>& parameters, Memory
   }
   nodes_ = std::make_unique<BetweenNodes>(
       communicator_, reduction_, parameters.size(), send_as, [this](std::size_t bucket) -> std::shared_ptr<void> {
-        return std::make_shared<std::pair<node::Region, c10::Storage>>(region_.region, buckets_[bucket].held);
+        return std::make_shared<std::pair<node::Region, std::shared_ptr<const c10::Storage>>>(region_.region,
+                                                                                              buckets_[bucket].held);
       });
   if (progress_thread && comm::threads_may_call_mpi())
     thread_ = std::make_unique<ProgressThread>([this] {
@@ -229,7 +232,8 @@ void SharedExchange::add(std::size_t index, const at::Tensor& gradient, Paramete
     // If no rank has used the parameter, its .grad must keep its value, so it must not be reduced in place.
     if (here && use == ParameterUse::used && same_order(gradient, own.parameter)) {
       bucket.data = data;
-      if (arrival_ == Arrival::in_backward || nodes_) bucket.held = gradient.storage();
+      if (arrival_ == Arrival::in_backward || nodes_)
+        bucket.held = std::make_shared<const c10::Storage>(gradient.storage());
     } else {
       bucket.data = room_for_copy(bucket, own.parameter.nbytes());
       own.copy = view_like(
@@ -344,6 +348,10 @@ void SharedExchange::finish_with(const ChunkStep& step) {
   }
   run(step.on_chunk, &step);
   round_over_ = true;
+}
+
+bool SharedExchange::holds(std::size_t index) const noexcept {
+  return buckets_[layout_.slices[index].bucket].held != nullptr;
 }
 
 int SharedExchange::user_count(std::size_t index) const {

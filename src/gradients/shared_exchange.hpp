@@ -37,6 +37,7 @@ class SharedExchange final : public Exchange, public FusableGradients {
   void begin(Arrival arrival, Flags flags, double weight) override;
   void add(std::size_t index, const at::Tensor& gradient, ParameterUse use) override;
   void finish() override;
+  bool holds(std::size_t index) const noexcept override;
   int user_count(std::size_t index) const override;
   void fetch(std::size_t index, at::Tensor& gradient) override;
   Flags flags() const override;

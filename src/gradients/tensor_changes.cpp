@@ -96,13 +96,13 @@ bool ParameterSamples::changed() const {
          (device_.defined() && !at::equal(now.device_, device_));
 }
 
-GradientMark::GradientMark(const at::Tensor& gradient)
+GradientMark::GradientMark(const at::Tensor& gradient, std::size_t own_references)
     : data_(gradient.is_sparse() ? gradient.unsafeGetTensorImpl() : gradient.const_data_ptr()) {
   if (gradient.is_sparse()) {
     version_ = static_cast<std::uint32_t>(gradient._version());
     return;
   }
-  if (gradient.storage().use_count() == 1) version_ = static_cast<std::uint32_t>(gradient._version());
+  if (gradient.storage().use_count() == 1 + own_references) version_ = static_cast<std::uint32_t>(gradient._version());
   if (!gradient.is_cpu() || !gradient.is_non_overlapping_and_dense()) return;
   const auto* const bytes = static_cast<const char*>(data_);
   const auto count = gradient.nbytes();

@@ -33,7 +33,8 @@ class ParameterSamples {
 /// count.
 class GradientMark {
  public:
-  explicit GradientMark(const at::Tensor& gradient);
+  /// `own_references`: how many references to its memory muster itself has.
+  explicit GradientMark(const at::Tensor& gradient, std::size_t own_references = 0);
   bool operator==(const GradientMark& other) const;
 
  private:

@@ -65,9 +65,10 @@ namespace detail::live {
 
 struct LiveState {
   LiveState(Communicator trainers, Stream of)
-      : ranks(std::move(trainers)), receiver(std::move(of)), options(receiver.stream.options) {}
+      : launched(std::move(trainers)), ranks(launched), receiver(std::move(of)), options(receiver.stream.options) {}
 
-  const Communicator ranks;
+  const Communicator launched;
+  Communicator ranks;  ///< of the present State: a failed attempt may have left collectives of the last one unfinished
   Receiver receiver;
   const LiveOptions& options;
   // With the receiver's mutex locked:
@@ -76,6 +77,10 @@ struct LiveState {
   double wait_s = 0;
 
   int rank() const noexcept { return ranks.rank(); }
+  /// A number that other jobs do not have.
+  std::int64_t job() const {
+    return static_cast<std::int64_t>(std::stoull(receiver.stream.token.substr(0, 15), nullptr, 16));
+  }
   std::int64_t share_of(std::int64_t count) const noexcept {
     return count / ranks.size() + (rank() < count % ranks.size() ? 1 : 0);
   }
@@ -115,7 +120,7 @@ struct LiveState {
     auto& reservoir = receiver.reservoir();
     if (reservoir.size() == 0) return 0;
     const auto most = options.after_end ? share_of(*options.after_end) - draws_after_end : reservoir.waiting();
-    return std::min({count, most, reservoir.uses_once() ? reservoir.waiting() : count});
+    return std::max<std::int64_t>(0, std::min({count, most, reservoir.uses_once() ? reservoir.waiting() : count}));
   }
 
   std::optional<Batch> draw(std::int64_t count, const std::function<void()>& between) {
@@ -258,16 +263,22 @@ class SavedLive final : public detail::state::Stateful {
 
   detail::state::Replication replication() const override { return detail::state::Replication::per_rank; }
 
+  /// The tensors have the same shape on all ranks.
+  void gather() override {
+    const auto own = [&] {
+      Lock lock(state_->receiver.mutex);
+      state_->receiver.pause(lock);
+      return state_->receiver.reservoir().slot_count();
+    }();
+    slots_ = state_->ranks.all_reduce(own, ReduceOp::max);
+  }
+
   StateDict save(const Paths&) const override {
     auto& receiver = state_->receiver;
-    auto slots = [&] {
-      Lock lock(receiver.mutex);
-      receiver.pause(lock);
-      return std::max<std::int64_t>(receiver.reservoir().slot_count(), 1);
-    }();
-    slots = state_->ranks.all_reduce(slots, ReduceOp::max);  // tensors have the same shape on all ranks
-    const Lock lock(receiver.mutex);
+    Lock lock(receiver.mutex);
+    receiver.pause(lock);
     const auto& reservoir = receiver.reservoir();
+    const auto slots = std::max({slots_, reservoir.slot_count(), std::int64_t{1}});
     const auto table = at::zeros({slots, fields}, at::kLong);
     const auto write = [&](std::int64_t slot) {
       const auto& sample = reservoir[slot];
@@ -285,11 +296,13 @@ class SavedLive final : public detail::state::Stateful {
     saved.tensors["ledger"] = at::tensor({sent.sent, sent.dropped, fates.received, fates.used, fates.validation,
                                           fates.dropped, fates.lost, fates.draws, state_->draws_after_end});
     saved.tensors["next"] = at::tensor(receiver.next);
+    saved.tensors["job"] = at::tensor({state_->job()});
     return saved;
   }
 
   void compare(const StateDict& saved, const Paths&, detail::state::Differences& differences) const override {
-    if (!saved.tensors.contains("samples") || !saved.tensors.contains("ledger") || !saved.tensors.contains("next")) {
+    if (std::ranges::any_of(std::array{"samples", "ledger", "next", "job"},
+                            [&](const char* name) { return !saved.tensors.contains(name); })) {
       differences.push_back({"", "a live stream here, something else in the checkpoint"});
       return;
     }
@@ -306,12 +319,17 @@ class SavedLive final : public detail::state::Stateful {
   void load(const StateDict& saved, const Paths&) override {
     auto& receiver = state_->receiver;
     const auto ledger = values_of(saved.tensors.at("ledger")), next = values_of(saved.tensors.at("next"));
-    // What was on its way when the checkpoint was saved is lost.
-    const auto lost = state_->ranks.all_reduce(ledger[0] - ledger[1] - ledger[2]);
+    std::array<std::int64_t, 3> sums{ledger[0], ledger[1], ledger[2]};  // sent, dropped by the solvers, received
+    state_->ranks.all_reduce(std::span(sums));
+    // Another attempt of the same job goes on with the same solvers, which go on counting. In another job, what was on
+    // its way when the checkpoint was saved is lost.
+    const bool is_same_job = values_of(saved.tensors.at("job"))[0] == state_->job();
+    const auto lost = is_same_job ? 0 : sums[0] - sums[1] - sums[2];
     auto all_next = next;
     state_->ranks.all_reduce(std::span(all_next), ReduceOp::max);
     const Lock lock(receiver.mutex);
     auto& reservoir = receiver.reservoir();
+    reservoir.clear();
     Fates fates{.received = ledger[2],
                 .used = ledger[3],
                 .validation = ledger[4],
@@ -342,7 +360,8 @@ class SavedLive final : public detail::state::Stateful {
       }
     }
     reservoir.restore(fates);
-    receiver.restore({.sent = ledger[0], .dropped = ledger[1]}, all_next);
+    if (!is_same_job)
+      receiver.restore(state_->rank() == 0 ? Receiver::Sent{sums[0], sums[1]} : Receiver::Sent{}, all_next);
     state_->draws_after_end = ledger[8];
   }
 
@@ -351,7 +370,8 @@ class SavedLive final : public detail::state::Stateful {
   /// The samples of all ranks are dealt out to these, in the order of arrival.
   std::optional<StateDict> redistribute(const StateDict& all, detail::state::RankInGroup here) const override {
     const auto samples = all.tensors.find("samples"), ledger = all.tensors.find("ledger");
-    if (samples == all.tensors.end() || ledger == all.tensors.end() || !all.tensors.contains("next"))
+    if (samples == all.tensors.end() || ledger == all.tensors.end() || !all.tensors.contains("next") ||
+        !all.tensors.contains("job"))
       return StateDict{};
     const auto table = samples->second.flatten(0, 1).contiguous();
     const auto* const values = table.const_data_ptr<std::int64_t>();
@@ -369,6 +389,7 @@ class SavedLive final : public detail::state::Stateful {
     const auto sums = ledger->second.sum(0);
     mine.tensors["ledger"] = sums.div(here.size, "floor") + sums.remainder(here.size).gt(here.rank);
     mine.tensors["next"] = std::get<0>(all.tensors.at("next").max(0));
+    mine.tensors["job"] = all.tensors.at("job").select(0, 0);
     return mine;
   }
 
@@ -381,6 +402,7 @@ class SavedLive final : public detail::state::Stateful {
   }
 
   const std::shared_ptr<LiveState> state_;
+  std::int64_t slots_ = 0;  ///< the most that a rank had at the last gather()
 };
 
 }  // namespace
@@ -429,7 +451,10 @@ Dataset Live::validation() const {
   return detail::data::dataset_of(std::make_shared<LiveSource>(state_, Part::validation));
 }
 
-Live::operator StateEntry() const { return StateEntry(std::make_shared<SavedLive>(state_)); }
+Live::operator StateEntry() const {
+  state_->ranks = state_->launched.duplicate();
+  return StateEntry(std::make_shared<SavedLive>(state_));
+}
 
 void Live::stop_solvers() { state_->receiver.stop_solvers(); }
 
@@ -437,6 +462,7 @@ bool Live::ended() const {
   std::int64_t left = 0;
   {
     const Lock lock(state_->receiver.mutex);
+    state_->receiver.end_pause();
     left = state_->receiver.all_ended() ? state_->draws_left(1) : 1;
   }
   return state_->ranks.all_reduce(left) == 0;
@@ -448,15 +474,23 @@ LiveLedger Live::ledger() const {
   std::int64_t open_ranks = 0;
   {
     const Lock lock(state_->receiver.mutex);
+    state_->receiver.end_pause();
     const auto& fates = state_->receiver.reservoir().fates();
-    const auto sent = state_->rank() == 0 ? state_->receiver.sent() : Receiver::Sent{};
-    all = {sent.sent,  sent.dropped,     state_->receiver.reservoir().waiting(),
-           fates.used, fates.validation, fates.dropped,
+    all = {0,          0,          state_->receiver.reservoir().waiting(), fates.used, fates.validation, fates.dropped,
            fates.lost, fates.draws};
     wait_s = state_->wait_s;
     open_ranks = state_->receiver.all_ended() ? 0 : 1;
   }
   state_->ranks.all_reduce(std::span(all));
+  // After the others, so that nothing that has come is missing in it.
+  std::array<std::int64_t, 2> sent{};
+  if (state_->rank() == 0) {
+    const Lock lock(state_->receiver.mutex);
+    const auto own = state_->receiver.sent();
+    sent = {own.sent, own.dropped};
+  }
+  state_->ranks.all_reduce(std::span(sent));
+  std::ranges::copy(sent, all.begin());
   open_ranks = state_->ranks.all_reduce(open_ranks);
   wait_s = state_->ranks.all_reduce(wait_s) / state_->ranks.size();
   LiveLedger ledger{.sent = all[0],

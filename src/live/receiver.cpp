@@ -147,8 +147,7 @@ void Receiver::resume() {
 }
 
 void Receiver::restore(const Sent& before, const std::vector<std::int64_t>& next_samples) {
-  ended_sent_.sent += before.sent;
-  ended_sent_.dropped += before.dropped;
+  before_ = before;
   for (std::size_t solver = 0; solver < next.size() && solver < next_samples.size(); ++solver)
     next[solver] = std::max(next[solver], next_samples[solver]);
   resent_before_ = next_samples;
@@ -167,11 +166,12 @@ bool Receiver::all_ended() const noexcept {
 }
 
 Receiver::Sent Receiver::sent() const noexcept {
-  auto all = ended_sent_;
+  Sent all{before_.sent + ended_sent_.sent, before_.dropped + ended_sent_.dropped};
   for (const auto& solver : solvers_)
     if (solver.is_ready) {
-      all.sent += __atomic_load_n(&solver.ranks[0].ring->sent, __ATOMIC_RELAXED);
-      all.dropped += __atomic_load_n(&solver.ranks[0].ring->dropped, __ATOMIC_RELAXED);
+      const auto& ring = *solver.ranks[0].ring;
+      all.dropped += __atomic_load_n(&ring.dropped, __ATOMIC_ACQUIRE);  // first, since the solver writes it last
+      all.sent += __atomic_load_n(&ring.sent, __ATOMIC_RELAXED);
     }
   return all;
 }
@@ -233,7 +233,8 @@ Receiver::Step Receiver::claim(Solver& solver) {
   const auto number = live_numbers(&ring)[solver.seq % ring.slots];
   const Lock lock(mutex);
   const bool was_resent = number < resent_before_[static_cast<std::size_t>(solver.hello.solver)];
-  if (is_paused_ || (!was_resent && !reservoir_->can_take(number))) return Step::blocked;
+  // Before the first draw or a restore() it is not known which samples are wanted.
+  if (is_paused_ || !knows_next_ || (!was_resent && !reservoir_->can_take(number))) return Step::blocked;
   if (!__atomic_compare_exchange_n(word, &now, live_word(solver.seq, LIVE_TAKEN), false, __ATOMIC_SEQ_CST,
                                    __ATOMIC_SEQ_CST))
     return Step::done;  // the solver has just dropped it
@@ -343,13 +344,15 @@ std::string Receiver::reason_to_refuse(const live_hello& hello) const {
   if (hello.solver < 0 || hello.solver >= stream.options.solvers)
     return str("the trainer knows solvers 0 to ", stream.options.solvers - 1, ", and this is solver ", hello.solver,
                ". Set LiveOptions::solvers");
+  if (hello.ranks < 1 || hello.ranks > 1 << 20 || hello.rank < 0 || hello.rank >= hello.ranks)
+    return "its rank is wrong. Report this";
   for (const auto& solver : solvers_)
     if (solver.hello.solver == hello.solver && (solver.hello.id != hello.id || hello.rank >= solver.hello.ranks ||
                                                 solver.ranks[static_cast<std::size_t>(hello.rank)].socket >= 0))
       return str("solver ", hello.solver,
                  " has opened this stream already. Give each solver a number of its own, and "
                  "open a stream once");
-  return hello.rank < 0 || hello.rank >= hello.ranks ? "its rank is wrong. Report this" : "";
+  return "";
 }
 
 /// Reads who has connected, and answers.

@@ -16,6 +16,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace muster::detail::live {
@@ -79,6 +80,10 @@ class Receiver {
   void resume();
   /// Changes no sample in memory until resume(), so that it can be saved.
   void pause(std::unique_lock<std::mutex>& lock);
+  /// Receives after a pause(), without telling the solvers anything.
+  void end_pause() {
+    if (std::exchange(is_paused_, false)) wake();
+  }
   const std::vector<LiveColumn>& columns() const noexcept { return columns_; }
   Reservoir& reservoir() noexcept { return *reservoir_; }
   /// True if all solvers have ended, and all of their samples for this rank have come.
@@ -134,8 +139,8 @@ class Receiver {
   Descriptor listener_, event_;
   std::vector<Descriptor> strangers_;  ///< connections that have not said who they are
   std::vector<Solver> solvers_;
-  std::set<int> ended_;  ///< the numbers of solvers that have ended
-  Sent ended_sent_;
+  std::set<int> ended_;                      ///< the numbers of solvers that have ended
+  Sent before_, ended_sent_;                 ///< before a restart; of solvers that have ended
   std::vector<std::int64_t> resent_before_;  ///< for each solver: earlier samples have come before the restart
   bool is_paused_ = false, is_copying_ = false, knows_next_ = false, stops_solvers_ = false, is_ending_ = false;
   std::optional<Error> error_;  ///< why there is no memory for samples

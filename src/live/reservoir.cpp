@@ -86,7 +86,7 @@ void Reservoir::use(std::int64_t slot, std::deque<std::int64_t>& before, std::in
   auto& sample = samples_[static_cast<std::size_t>(slot)];
   ++fates_.draws;
   if (sample.uses++ == 0) ++fates_.used;
-  const bool leaves = uses_once() || sample.uses == options_.max_uses;
+  const bool leaves = uses_once() || (options_.max_uses > 0 && sample.uses >= options_.max_uses);
   if (&before == &used_ && !leaves) return;
   take(before, index);
   leaves ? free_.push_back(slot) : used_.push_back(slot);
@@ -119,8 +119,19 @@ std::int64_t Reservoir::slot(std::int64_t index) const {
   return at < fresh_.size() ? fresh_[at] : used_[at - fresh_.size()];
 }
 
+void Reservoir::clear() {
+  for (auto* const slots : {&fresh_, &used_}) {
+    free_.insert(free_.end(), slots->begin(), slots->end());
+    slots->clear();
+  }
+  free_.insert(free_.end(), held_out_.begin(), held_out_.end());
+  held_out_.clear();
+  next_held_out_ = 0;
+}
+
 std::optional<std::int64_t> Reservoir::restore(const Sample& sample) {
-  if (sample.is_held_out ? held_out() >= options_.validation : !has_room()) return std::nullopt;
+  if (sample.is_held_out ? held_out() >= options_.validation : !has_room() || (uses_once() && sample.uses > 0))
+    return std::nullopt;
   const auto slot = take_free_slot();
   samples_[static_cast<std::size_t>(slot)] = sample;
   arrivals_ = std::max(arrivals_, sample.arrival + 1);

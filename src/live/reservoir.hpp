@@ -73,6 +73,8 @@ class Reservoir {
   const Sample& operator[](std::int64_t slot) const noexcept { return samples_[static_cast<std::size_t>(slot)]; }
   const Fates& fates() const noexcept { return fates_; }
 
+  /// For a restart: forgets the samples that are in memory.
+  void clear();
   /// For a restart: puts back a sample that was in memory. Returns its slot; none, and the sample is lost, if there is
   /// no room. Call it in the order of arrival.
   std::optional<std::int64_t> restore(const Sample& sample);

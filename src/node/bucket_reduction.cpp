@@ -130,8 +130,8 @@ bool BucketReduction::next_own(const OnChunk& body) {
     seen_by_rank_.ready = announced();
     if (position_[chunk.bucket] >= seen_by_rank_.ready) return false;
   }
-  own_chunk_ += static_cast<std::size_t>(owners_);
   process(seen_by_rank_, chunk, body);
+  own_chunk_ += static_cast<std::size_t>(owners_);  // not if body() throws
   return true;
 }
 

@@ -49,10 +49,11 @@ void ScatteredState::gather() {
   };
   comm::wait_on(communicator_, advance, [] { return std::string("gathering the state of an optimizer"); });
   communicator_.barrier();
-  whole_ = true;
+  whole_ = is_gathered_ = true;
 }
 
 void ScatteredState::note_step() noexcept {
+  is_gathered_ = false;
   if (!std::exchange(whole_, false)) return;
   const auto discard = [&](std::size_t begin, std::size_t end) {
     begin = node::whole_pages(begin);

@@ -32,7 +32,7 @@ class ScatteredState {
   /// ranks if a node has no memory for it. Collective.
   void gather();
   /// True if the node's copy has the whole state; the same on all ranks.
-  bool is_whole() const noexcept { return whole_; }
+  bool is_whole() const noexcept { return is_gathered_; }
   /// Call it after a step: only the shares are up to date. Frees the memory of everything else. Local.
   void note_step() noexcept;
 
@@ -43,7 +43,8 @@ class ScatteredState {
   Communicator communicator_;
   std::shared_ptr<node::SharedSegment> segment_;
   std::vector<Chunk> chunks_;
-  bool whole_ = true;
+  bool whole_ = true;  ///< true before the first step, too, when nobody needs the state of the copy
+  bool is_gathered_ = false;
 };
 
 }  // namespace muster::detail::optim

@@ -88,9 +88,6 @@ Checkpoint Saver::save(const Contents& what) {
     const auto position = training_position(!what.row.empty());
     if (position.epoch_complete) session_.progress.steps->epoch.last_complete = position.epoch;
     contents.position_json = to_json(position);
-  });
-  // An entry may communicate, so the ranks come here together.
-  comm::run_on_all(session_.workers.control, [&] {
     if (what.entries == nullptr) return;
     state::require_own_weights(*what.entries);
     contents.state = state::collect(*what.entries);

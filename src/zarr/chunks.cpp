@@ -75,7 +75,9 @@ class Chunks final : public hdf5::ForeignChunks {
       if (!place) return;
       place->file.will_read(place->offset, place->bytes);
       const std::lock_guard lock(mutex_);
-      if (requested_.size() >= most_requested) requested_.erase(requested_.begin());
+      // Other ranks have decoded those that are left. All arrays of a store share the limit.
+      const auto arrays = static_cast<std::size_t>(std::max(1L, files_.use_count()));
+      if (requested_.size() >= std::max<std::size_t>(4, 4 * most_requested / arrays)) requested_.clear();
       requested_.insert_or_assign(number, *std::move(place));
     } catch (const std::exception&) {  // who reads the chunk meets it again
     }

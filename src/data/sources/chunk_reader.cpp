@@ -100,6 +100,7 @@ void ChunkReader::share(const std::string& origin) {
 }
 
 void ChunkReader::read(const File& bytes, std::span<const WantedChunk> wanted, const ChunkUse& use) {
+  if (wanted.empty()) return;
   std::vector<std::size_t> missing;
   missing.reserve(std::min(wanted.size(), most_at_once));
   for (std::size_t i = 0; i < wanted.size(); ++i) {

@@ -409,17 +409,16 @@ static int wait_for(muster_live* live, int (*ready)(muster_live*), double end) {
     if (ready(live)) break;
     if ((code = asked(live)) != MUSTER_LIVE_OK) break;
     const double left = end - live_now_s();
-    if (left <= 0) break;
     struct pollfd sockets[live->trainers];
     for (int j = 0; j < live->trainers; ++j) sockets[j] = (struct pollfd){live->sockets[j], POLLIN, 0};
-    poll(sockets, (nfds_t)live->trainers, left < 1 ? (int)(left * 1000) + 1 : 1000);
+    poll(sockets, (nfds_t)live->trainers, left <= 0 ? 0 : left < 1 ? (int)(left * 1000) + 1 : 1000);
     for (int j = 0; j < live->trainers; ++j) {
       char bytes[64];
       if (sockets[j].revents == 0) continue;
       const ssize_t got = recv(live->sockets[j], bytes, sizeof bytes, MSG_DONTWAIT);
       if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) code = gone(live);
     }
-    if (code != MUSTER_LIVE_OK) break;
+    if (code != MUSTER_LIVE_OK || left <= 0) break;
   }
   __atomic_store_n(&live->ring->solver_waits, 0, __ATOMIC_RELAXED);
   live->wait_s += live_now_s() - begun;
@@ -475,15 +474,15 @@ static int agree_on_sample(muster_live* live, int code, int64_t number, int* is_
 int muster_live_send(muster_live* live, int64_t number, const void* const* values) {
   if (live->code != MUSTER_LIVE_OK) return live->code;
   if (live->ring == NULL && begin(live) != MUSTER_LIVE_OK) return live->code;
-  const double end = live_now_s() + live->options.timeout_s;
+  const double begun = live_now_s(), end = begun + live->options.timeout_s;
   int is_full = 0;
   int code = live->text[0] != '\0' ? MUSTER_LIVE_ERROR : MUSTER_LIVE_OK; /* an error of a late declaration */
   if (number <= live->last_number)
     code = fail(live, "sample %lld comes after sample %lld. Give numbers from 0 on that rise", (long long)number,
                 (long long)live->last_number);
   if (code == MUSTER_LIVE_OK) code = asked(live);
-  if (code == MUSTER_LIVE_OK && live->options.rule == MUSTER_LIVE_WAIT && !is_empty(live))
-    code = wait_for(live, is_empty, end);
+  if (code == MUSTER_LIVE_OK && !is_empty(live)) /* the other rules only look whether the trainer is still there */
+    code = wait_for(live, is_empty, live->options.rule == MUSTER_LIVE_WAIT ? end : begun);
   if ((code = agree_on_sample(live, code, number, &is_full)) != MUSTER_LIVE_OK) return code;
   if (is_full && live->options.rule == MUSTER_LIVE_DROP_OLDEST) {
     if (revoke_oldest(live)) {
