@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -71,15 +72,17 @@ struct LiveState {
   Communicator ranks;  ///< of the present State: a failed attempt may have left collectives of the last one unfinished
   Receiver receiver;
   const LiveOptions& options;
+  static inline std::atomic<std::int64_t> made{0};
+  const std::int64_t number = ++made;  ///< among those of this process, which all ranks make in one order
   // With the receiver's mutex locked:
   bool has_begun = false;            ///< the watermark was reached
   std::int64_t draws_after_end = 0;  ///< of this rank
   double wait_s = 0;
 
   int rank() const noexcept { return ranks.rank(); }
-  /// A number that other jobs do not have.
-  std::int64_t job() const {
-    return static_cast<std::int64_t>(std::stoull(receiver.stream.token.substr(0, 15), nullptr, 16));
+  /// Identifies this Live among all of all jobs, the same on all ranks.
+  std::int64_t identity() const {
+    return static_cast<std::int64_t>(std::stoull(receiver.stream.token.substr(0, 15), nullptr, 16)) + number;
   }
   std::int64_t share_of(std::int64_t count) const noexcept {
     return count / ranks.size() + (rank() < count % ranks.size() ? 1 : 0);
@@ -296,12 +299,12 @@ class SavedLive final : public detail::state::Stateful {
     saved.tensors["ledger"] = at::tensor({sent.sent, sent.dropped, fates.received, fates.used, fates.validation,
                                           fates.dropped, fates.lost, fates.draws, state_->draws_after_end});
     saved.tensors["next"] = at::tensor(receiver.next);
-    saved.tensors["job"] = at::tensor({state_->job()});
+    saved.tensors["identity"] = at::tensor({state_->identity()});
     return saved;
   }
 
   void compare(const StateDict& saved, const Paths&, detail::state::Differences& differences) const override {
-    if (std::ranges::any_of(std::array{"samples", "ledger", "next", "job"},
+    if (std::ranges::any_of(std::array{"samples", "ledger", "next", "identity"},
                             [&](const char* name) { return !saved.tensors.contains(name); })) {
       differences.push_back({"", "a live stream here, something else in the checkpoint"});
       return;
@@ -321,10 +324,10 @@ class SavedLive final : public detail::state::Stateful {
     const auto ledger = values_of(saved.tensors.at("ledger")), next = values_of(saved.tensors.at("next"));
     std::array<std::int64_t, 3> sums{ledger[0], ledger[1], ledger[2]};  // sent, dropped by the solvers, received
     state_->ranks.all_reduce(std::span(sums));
-    // Another attempt of the same job goes on with the same solvers, which go on counting. In another job, what was on
-    // its way when the checkpoint was saved is lost.
-    const bool is_same_job = values_of(saved.tensors.at("job"))[0] == state_->job();
-    const auto lost = is_same_job ? 0 : sums[0] - sums[1] - sums[2];
+    // Another attempt with the same Live has the same solvers, which go on counting. Otherwise what was on its way when
+    // the checkpoint was saved is lost.
+    const bool is_same = values_of(saved.tensors.at("identity"))[0] == state_->identity();
+    const auto lost = is_same ? 0 : sums[0] - sums[1] - sums[2];
     auto all_next = next;
     state_->ranks.all_reduce(std::span(all_next), ReduceOp::max);
     const Lock lock(receiver.mutex);
@@ -360,8 +363,7 @@ class SavedLive final : public detail::state::Stateful {
       }
     }
     reservoir.restore(fates);
-    if (!is_same_job)
-      receiver.restore(state_->rank() == 0 ? Receiver::Sent{sums[0], sums[1]} : Receiver::Sent{}, all_next);
+    if (!is_same) receiver.restore(state_->rank() == 0 ? Receiver::Sent{sums[0], sums[1]} : Receiver::Sent{}, all_next);
     state_->draws_after_end = ledger[8];
   }
 
@@ -371,7 +373,7 @@ class SavedLive final : public detail::state::Stateful {
   std::optional<StateDict> redistribute(const StateDict& all, detail::state::RankInGroup here) const override {
     const auto samples = all.tensors.find("samples"), ledger = all.tensors.find("ledger");
     if (samples == all.tensors.end() || ledger == all.tensors.end() || !all.tensors.contains("next") ||
-        !all.tensors.contains("job"))
+        !all.tensors.contains("identity"))
       return StateDict{};
     const auto table = samples->second.flatten(0, 1).contiguous();
     const auto* const values = table.const_data_ptr<std::int64_t>();
@@ -389,7 +391,7 @@ class SavedLive final : public detail::state::Stateful {
     const auto sums = ledger->second.sum(0);
     mine.tensors["ledger"] = sums.div(here.size, "floor") + sums.remainder(here.size).gt(here.rank);
     mine.tensors["next"] = std::get<0>(all.tensors.at("next").max(0));
-    mine.tensors["job"] = all.tensors.at("job").select(0, 0);
+    mine.tensors["identity"] = all.tensors.at("identity").select(0, 0);
     return mine;
   }
 
