@@ -1,6 +1,7 @@
 // The part of the reducer for fused optimizers. backward() leaves this rank's own gradients in .grad and marks them.
 // The optimizer's step, or another reader of the averages, gives them to the exchange later.
 #include "base/text.hpp"
+#include "comm/progress.hpp"
 #include "gradients/reducer_parameter.hpp"
 #include "muster/error.hpp"
 
@@ -107,6 +108,7 @@ bool Reducer::is_as_given(const Parameter& p) const {
 /// `valid`: true if this rank's gradients are as they were given. Collective.
 bool Reducer::end_early(bool valid, Flags flags, std::uint32_t word) {
   if (early_ == Early::no) return false;
+  comm::require_progress(averaging, "");  // a child of fork() must not wait for its parent's thread
   valid = valid && early_ == Early::begun;
   early_ = Early::no;
   return dense_->fusable()->go_on(valid, flags, word);

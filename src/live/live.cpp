@@ -1,5 +1,6 @@
 #include "muster/live.hpp"
 
+#include "base/duration.hpp"
 #include "base/hash.hpp"
 #include "base/text.hpp"
 #include "comm/mpi_scope.hpp"
@@ -412,6 +413,22 @@ class SavedLive final : public detail::state::Stateful {
 Live::Live(const Launch& launch, const std::string& name, const LiveOptions& options) {
   const auto doing = "opening the live stream \"" + name + "\"";
   const auto ranks = launch.communicator().duplicate();
+  detail::comm::require_same_options(ranks, "the live stream",
+                                     {{"name", name},
+                                      {"rule", static_cast<int>(options.rule)},
+                                      {"bytes", options.bytes},
+                                      {"watermark", options.watermark},
+                                      {"max_uses", options.max_uses},
+                                      {"min_fresh", options.min_fresh},
+                                      {"after_end", options.after_end.value_or(-1)},
+                                      {"samples_per_epoch", options.samples_per_epoch},
+                                      {"validation_every", options.validation_every},
+                                      {"validation_samples", options.validation_samples},
+                                      {"solvers", options.solvers},
+                                      {"seed", options.seed.value_or(launch.flags().seed)},
+                                      {"timeout", options.timeout.count()}});
+  auto own_options = options;
+  own_options.timeout = std::min(options.timeout, detail::longest_time);  // so that no sum of times overflows
   std::string token;
   detail::comm::run_on_all(ranks, [&] {
     check(options, doing);
@@ -423,7 +440,7 @@ Live::Live(const Launch& launch, const std::string& name, const LiveOptions& opt
                   "Start both, as in mpirun -n 6 ./solver : -n 2 ./trainer, and give Launch the part of a LiveWorld");
     std::array<char, 33> digits{};
     std::array<char, LIVE_TEXT> text{};
-    if (live_join(static_cast<double>(options.timeout.count()), digits.data(), text.data()) != MUSTER_LIVE_OK)
+    if (live_join(static_cast<double>(own_options.timeout.count()), digits.data(), text.data()) != MUSTER_LIVE_OK)
       throw Error(ExitCode::retry, doing, "not all ranks of MPI_COMM_WORLD have come in time",
                   "Ranks that neither simulate nor train call muster_live_world(NULL)");
     token = digits.data();
@@ -434,7 +451,7 @@ Live::Live(const Launch& launch, const std::string& name, const LiveOptions& opt
                                     .name = name,
                                     .rank = ranks.rank(),
                                     .ranks = ranks.size(),
-                                    .options = options,
+                                    .options = own_options,
                                     .seed = detail::scrambled(options.seed.value_or(launch.flags().seed) +
                                                               static_cast<std::uint64_t>(ranks.rank()))});
   });

@@ -254,6 +254,16 @@ TEST(Live, OneSideAlone) {
   EXPECT_EQ(code, 0);
 }
 
+TEST(Live, OptionsAreTheSameOnAllTrainers) {
+  couple(
+      2,
+      [](Launch& launch) {
+        const auto text = error_of([&] { Live(launch, "differ", {.watermark = 1 + launch.rank()}); }, ExitCode::usage);
+        EXPECT_SAYS(text, "watermark");
+      },
+      [](const Side&) {});
+}
+
 TEST(Live, TheTrainerMayEndFirst) {
   couple(
       1, [](Launch& launch) { const Live live(launch, "short"); },
