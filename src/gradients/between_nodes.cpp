@@ -114,6 +114,7 @@ void BetweenNodes::start(const node::BucketReduction::Chunk& chunk, std::span<st
   }
   const auto mine = share_of(chunk);
   led.share.resize(left_ ? mine.count * node::size_of(type) : 0);
+  if (!left_) led.share.shrink_to_fit();
   double scale = 1.0 / communicator_.size();
   if (send_as_ && (type == node::Dtype::f32 || type == node::Dtype::f64)) {
     // In half precision it is scaled before it is rounded: a sum may be too large when its average is not.
@@ -201,9 +202,17 @@ bool BetweenNodes::advance() {
   return advance(exchanged_, !left_) || any;
 }
 
-bool BetweenNodes::give_up() {
+bool BetweenNodes::knows_notes() {
   advance();
-  return reduction_.gave_all() && exchanged_.begun == exchanged_.finished && reduction_.finish();
+  return summed_.done();
+}
+
+/// See finish(); each rank then throws an Error or begins the round again.
+bool BetweenNodes::ends_with_nothing() const {
+  const auto uses = std::span(*notes_).first(notes_->size() - notes().size());
+  return !all_words_equal() || (flags() & gradients_stale) != 0 ||
+         has_both(flags(), gradients_weighted, gradients_unweighted) ||
+         std::ranges::any_of(uses, [](float sum) { return users_of(sum) < 0; });
 }
 
 bool BetweenNodes::finish(const FusableGradients::ChunkStep* step) {
@@ -211,10 +220,7 @@ bool BetweenNodes::finish(const FusableGradients::ChunkStep* step) {
   const bool exchanged = reduction_.gave_all() && exchanged_.begun == exchanged_.finished;
   if (!left_) return exchanged && reduction_.finish() && summed_.done();
   if (!summed_.done()) return false;
-  const auto uses = std::span(*notes_).first(notes_->size() - notes().size());
-  // Where words differ, the ranks end the round in different ways, each by an Error.
-  if (!all_words_equal() || std::ranges::any_of(uses, [](float sum) { return users_of(sum) < 0; }))
-    return exchanged && reduction_.finish();
+  if (ends_with_nothing()) return exchanged && reduction_.finish();
   while (ended_.begun < exchanged_.finished && ended_.begun - ended_.finished < most_under_way)
     start_end(ended_.begun++, step);
   advance(ended_, step == nullptr);

@@ -51,10 +51,11 @@ class BetweenNodes {
   /// Advances the chunks that this rank leads, and never waits; true if any went on. MPI must allow it if another
   /// thread than that of note() calls it.
   bool advance();
-  /// Ends a round whose averages nobody needs; true once it has ended on this node.
-  bool give_up();
+  /// Calls advance(); true once the sums of note() are known.
+  bool knows_notes();
   /// Calls advance(); true once the round has ended on this node. `step`: what ends a round of gradients that were left
-  /// to an optimizer; null for the averages. If a rank has abandoned such a round, it ends with neither.
+  /// to an optimizer; null for the averages. Such a round ends with neither if a rank has abandoned it, if gradients
+  /// are stale, or if the ranks would end it in different ways.
   bool finish(const FusableGradients::ChunkStep* step);
 
   // The following are for the time after finish() has returned true, and for `step`.
@@ -80,6 +81,7 @@ class BetweenNodes {
     std::size_t begun = 0, finished = 0;
   };
 
+  bool ends_with_nothing() const;
   void start(const node::BucketReduction::Chunk& chunk, std::span<std::byte* const> data);
   void start_end(std::size_t position, const FusableGradients::ChunkStep* step);
   void exchange(Led& led, std::size_t position, const comm::SliceExchange::Slice& slice,

@@ -40,19 +40,22 @@ enum class ParameterUse : std::uint32_t {
 enum class Arrival {
   in_backward,  ///< one by one while backward() computes; finish() follows
   at_once,      ///< all one after the other, without computation between them
-  /// As at_once, and finish() or FusableGradients::finish_with() follows: the gradients were left to a fused optimizer.
+  /// As at_once, and finish() or FusableGradients::finish_with() follows: a fused optimizer may take the gradients.
   left,
-  /// As in_backward, and FusableGradients::go_on() follows. The gradients are left to a fused optimizer.
+  /// As in_backward, and FusableGradients::go_on() follows. A fused optimizer may take the gradients.
   left_in_backward,
 };
 
 /// Bits that each rank sends along with its gradients. After the round, every rank has the OR over all ranks.
 using Flags = std::uint32_t;
-constexpr int flag_bits = 4;
+constexpr int flag_bits = 7;
 constexpr Flags stop_requested = 1;        ///< this rank is asked to stop
 constexpr Flags gradients_changed = 2;     ///< gradients that backward() left to an optimizer were changed by hand
 constexpr Flags gradients_weighted = 4;    ///< this rank's gradients are multiplied by a weight that the program gives
 constexpr Flags gradients_unweighted = 8;  ///< this rank's gradients have no such weight
+constexpr Flags gradients_stale = 16;      ///< gradients have changed since the exchange was given them
+constexpr Flags averages_fetched = 32;     ///< gradients that were left to an optimizer are averaged without its step
+constexpr Flags averages_stepped = 64;     ///< the optimizer steps with them
 
 // Exchanges that can only sum numbers send uses, flags and weights as numbers beside the gradients. These functions
 // turn them into summands, and the sums over the ranks back into values.
@@ -67,6 +70,9 @@ inline int users_of(float sum) { return std::isnan(sum) ? -1 : static_cast<int>(
 inline void put_flags(Flags flags, std::span<float> summands) {
   for (std::size_t bit = 0; bit < summands.size(); ++bit) summands[bit] = static_cast<float>(flags >> bit & 1);
 }
+/// True if the flags of all ranks contain both of two that exclude each other.
+inline bool has_both(Flags flags, Flags one, Flags other) { return (flags & one) != 0 && (flags & other) != 0; }
+
 inline Flags flags_of(std::span<const float> sums) {
   Flags flags = 0;
   for (std::size_t bit = 0; bit < sums.size(); ++bit) flags |= static_cast<Flags>(sums[bit] > 0) << bit;
@@ -135,7 +141,8 @@ class FusableGradients {
   virtual bool averages_early() const noexcept = 0;
   /// Call it in a round of Arrival::left_in_backward once every gradient was added. `valid`: true if the gradients, and
   /// the uses given with them, have not changed since. If that holds on all ranks, returns true, and the round goes on
-  /// as if it had been begun by Arrival::left with these flags, and this check word. Else ends the round. Collective.
+  /// as if it had been begun by Arrival::left with these flags, and this check word. Else ends the round. In a round of
+  /// Arrival::left, all of this holds with the flags and the word of its beginning. Collective.
   virtual bool go_on(bool valid, Flags flags, std::uint32_t word) = 0;
   /// Call it instead of Exchange::finish(), once or several times in a round. It calls on_chunk for the chunks and does
   /// not average: the gradients stay as they are. Over several nodes, on_chunk is not called if a rank has abandoned

@@ -324,7 +324,7 @@ void Reducer::end_weights() {
 }
 
 void Reducer::require_weights_alike(Flags flags) const {
-  if ((flags & gradients_weighted) != 0 && (flags & gradients_unweighted) != 0)
+  if (has_both(flags, gradients_weighted, gradients_unweighted))
     throw Error(ExitCode::usage, averaging, "step() was given a weight for some batches of a step only",
                 "Give it a weight for every batch and on every rank, 0 where nothing counts");
 }
@@ -411,7 +411,9 @@ void Reducer::begin_exchanges(Arrival arrival, bool takes_part) {
   const auto weight = takes_part && weights_.given ? weights_.sum : 0.0;
   if (dense_in_backward_) {
     end_early(/*valid=*/false);
-    dense_->begin(arrival, flags() | kind, weight);
+    // Another rank may have no weight and leave its gradients to the fused optimizer: both must send the same messages.
+    const auto left = arrival == Arrival::in_backward ? Arrival::left_in_backward : Arrival::left;
+    dense_->begin(fused_ && dense_->fusable()->averages_early() ? left : arrival, flags() | kind, weight);
   }
   if (sparse_) sparse_->begin(arrival, flags() | kind, weight);
   for (auto& p : parameters_) p.added = false;
@@ -438,7 +440,10 @@ void Reducer::add(Parameter& parameter) {
 void Reducer::add_remaining() {
   for (auto& p : parameters_) {
     if (!given_in_backward(p) || p.added) continue;
-    if (!p.reached) set_average_aside(p);
+    if (!p.reached) {
+      if (early_ == Early::begun) before_own_change(p);
+      set_average_aside(p);
+    }
     if (!p.reached && p.tensor.grad().defined()) {
       p.check_gradient();
       keep_average(p);
@@ -609,9 +614,11 @@ void Reducer::finish_abandoned() {
       add_missing(ParameterUse::abandoned);
     }
     finish_exchanges();
-    end_early(/*valid=*/false);
     if (!dense_in_backward_) {
-      // With a fused optimizer, the other ranks begin the dense exchange in the optimizer's step.
+      // With a fused optimizer, the other ranks begin the dense exchange in the optimizer's step, which does not come
+      // after they have learned from the sparse exchange.
+      if (sparse_) continue;
+      end_early(/*valid=*/false);
       dense_->begin(Arrival::left, flags(), 0);
       for (const auto& p : parameters_)
         if (p.dense()) dense_->add(p.index, {}, ParameterUse::abandoned);

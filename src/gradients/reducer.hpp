@@ -308,9 +308,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void average_local_gradients();
   void mark_gradients();
   void note_manual_change(Parameter& parameter);
+  void before_own_change(Parameter& parameter);
   GradientMark mark_of(const Parameter& parameter) const;
   bool is_as_given(const Parameter& parameter) const;
-  void give_gradients(std::uint32_t word);
+  void give_gradients(Flags purpose, std::uint32_t word);
   void end_exchange(bool fetch);
   [[noreturn]] void throw_changed();
 

@@ -58,11 +58,13 @@ void Reducer::note_manual_change(Parameter& parameter) {
   }
 }
 
+void Reducer::before_own_change(Parameter& parameter) {
+  note_manual_change(parameter);
+  parameter.mark.reset();
+}
+
 void Reducer::before_own_change() {
-  for (auto& p : parameters_) {
-    note_manual_change(p);
-    p.mark.reset();
-  }
+  for (auto& p : parameters_) before_own_change(p);
 }
 
 /// Throws the Error that names the first changed gradient and its rank. Collective.
@@ -86,12 +88,11 @@ void Reducer::begin_step(std::uint32_t word) {
     finish_abandoned_rounds();
     check_parameters();
     for (auto& p : parameters_) {
-      note_manual_change(p);
-      p.mark.reset();
+      before_own_change(p);
       p.altered = false;
     }
   }
-  give_gradients(word);
+  give_gradients(averages_stepped, word);
 }
 
 GradientMark Reducer::mark_of(const Parameter& parameter) const {
@@ -114,7 +115,8 @@ bool Reducer::end_early(bool valid, Flags flags, std::uint32_t word) {
   return dense_->fusable()->go_on(valid, flags, word);
 }
 
-void Reducer::give_gradients(std::uint32_t word) {
+/// `purpose`: averages_fetched or averages_stepped.
+void Reducer::give_gradients(Flags purpose, std::uint32_t word) {
   bool altered = false, as_given = true;
   for (auto& p : parameters_) {
     if (p.dense() && p.tensor.grad().defined()) p.check_gradient();
@@ -122,12 +124,16 @@ void Reducer::give_gradients(std::uint32_t word) {
     note_manual_change(p);
     altered |= p.altered;
   }
-  const auto all_flags = flags() | gradients_unweighted | (altered ? gradients_changed : 0);
+  const auto all_flags = flags() | purpose | gradients_unweighted | (altered ? gradients_changed : 0);
   if (end_early(as_given && !altered, all_flags, word)) return;
-  dense_->begin(Arrival::left, all_flags, 0);
-  if (auto* const fusable = dense_->fusable()) fusable->set_check_word(word);
-  for (const auto& p : parameters_)
-    if (p.dense()) dense_->add(p.index, p.tensor.grad(), p.use_in_step());
+  auto* const fusable = dense_->fusable();
+  do {
+    dense_->begin(Arrival::left, all_flags, 0);
+    if (fusable != nullptr) fusable->set_check_word(word);
+    for (const auto& p : parameters_)
+      if (p.dense()) dense_->add(p.index, p.tensor.grad(), p.use_in_step());
+    // A rank that has not given gradients early must begin again with those that have, and found theirs stale.
+  } while (fusable != nullptr && fusable->averages_early() && !fusable->go_on(true, all_flags, word));
 }
 
 void Reducer::end_step(double scale) {
@@ -148,6 +154,10 @@ void Reducer::end_exchange(bool fetch) {
     if (p.dense())
       user_count(p);  // throws if a rank has abandoned the round; that rank would not take part in what follows
   require_weights_alike(dense_->flags());
+  if (has_both(dense_->flags(), averages_fetched, averages_stepped))
+    throw Error(ExitCode::user_error, averaging,
+                "some ranks step the optimizer that is fused with the averaging, while others average without it",
+                "Call step(), average_gradients() and others that read averages in the same order on all ranks");
   if ((dense_->flags() & gradients_changed) != 0) throw_changed();
   begun_since_step_ = false;
   for (auto& p : parameters_)
@@ -158,7 +168,7 @@ void Reducer::fetch_averages() {
   average_accumulated();
   if (!has_local_gradients_) return;
   if (phase_ != Phase::awaiting_step) finish_abandoned_rounds();
-  give_gradients(0);
+  give_gradients(averages_fetched, 0);
   dense_->finish();
   has_local_gradients_ = false;
   for (auto& p : parameters_) p.mark.reset();

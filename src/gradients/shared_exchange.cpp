@@ -317,21 +317,27 @@ void SharedExchange::stop_thread() {
 
 bool SharedExchange::go_on(bool valid, Flags flags, std::uint32_t word) {
   stop_thread();
-  for (const auto& [parameter, copy, note, strides] : gradients_) valid = valid && parameter.strides() == strides;
-  if (communicator_.all_reduce(std::int64_t{valid}, ReduceOp::min) == 0) {
-    comm::wait_on(
-        communicator_, [&] { return nodes_->give_up(); }, [] { return std::string("averaging gradients"); });
-    for (auto& bucket : buckets_) bucket.held = {};
-    return false;
+  if (std::exchange(arrival_, Arrival::left) == Arrival::left_in_backward) {
+    for (const auto& [parameter, copy, note, strides] : gradients_) valid = valid && parameter.strides() == strides;
+    nodes_->set_notes(valid ? flags : flags | gradients_stale, weight_);
+    nodes_->set_word(word);
+    for (std::size_t i = 0; i < gradients_.size(); ++i) nodes_->note(i, use_in(gradients_[i].note));
   }
-  nodes_->set_notes(flags, weight_);
-  nodes_->set_word(word);
-  for (std::size_t i = 0; i < gradients_.size(); ++i) nodes_->note(i, use_in(gradients_[i].note));
-  return true;
+  comm::wait_on(
+      communicator_, [&] { return nodes_->knows_notes(); }, [] { return std::string("averaging gradients"); });
+  if ((nodes_->flags() & gradients_stale) == 0) return true;
+  run(average_, nullptr);
+  return false;
 }
 
 void SharedExchange::finish() {
   stop_thread();
+  // If another rank's gradients are stale, it begins again, and ends that round by an Error: only here are none stale.
+  while (nodes_ && (arrival_ == Arrival::left || arrival_ == Arrival::left_in_backward) &&
+         !go_on(/*valid=*/true, flags_, word_)) {
+    begin(Arrival::left, flags_, weight_);
+    for (std::size_t i = 0; i < gradients_.size(); ++i) add(i, {}, use_in(gradients_[i].note));
+  }
   run(average_, nullptr);
   if (arrival_ == Arrival::in_backward || arrival_ == Arrival::at_once)
     fix_order();  // a rank that has abandoned the round does not know how others end it

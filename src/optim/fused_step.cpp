@@ -433,10 +433,11 @@ FusedStep::StepResult FusedStep::step(torch::optim::Optimizer& optimizer, double
   return stepped;
 }
 
-/// True if the ranks would take different steps, if a gradient was changed by hand after backward(), or if some rank's
-/// gradients have given weights. Then no rank writes anything.
+/// True if the ranks would take different steps, if a gradient was changed by hand after backward(), if some rank's
+/// gradients have given weights, or if it takes no step. Then no rank writes anything.
 bool FusedStep::differs() const {
-  constexpr auto refused = gradients::gradients_changed | gradients::gradients_weighted;
+  using namespace gradients;
+  constexpr auto refused = gradients_changed | gradients_weighted | averages_fetched;
   return !gradients_->all_words_equal() || (gradients_->flags() & refused) != 0;
 }
 
@@ -482,7 +483,7 @@ double FusedStep::check_averages(bool squares) {
                                             ? check_chunk<float>(gradients, chunk.count, scale, squares)
                                             : check_chunk<double>(gradients, chunk.count, scale, squares);
       }});
-  return abandoned() ? 0 : sum_of_results();
+  return abandoned() || differs() ? 0 : sum_of_results();
 }
 
 bool FusedStep::is_float(std::size_t bucket) const {

@@ -71,7 +71,7 @@ bool is_unfinished(const JobEnd& end) {
 int times_to_ask_hosts(const JobEnd& end, bool stop_requested) {
   const auto& report = end.report;
   if (!is_failure(end, stop_requested) || report.returned_code) return 0;
-  const bool is_explained = report.lost_rank || report.failed_rank || report.leaving || !report.error.empty() ||
+  const bool is_explained = report.lost_rank || report.leaving || !report.error.empty() ||
                             !report.launcher_error.empty() || end.launcher_signal != 0 || end.not_up;
   return is_explained ? 1 : 5;
 }

@@ -61,7 +61,8 @@ bool is_unfinished(const JobEnd& end);
 
 /// Returns how many times all hosts of the job are asked, once a second, whether they answer: not at all if no failure
 /// needs a cause, once if the failure is explained, otherwise several times. The launcher may report a lost rank
-/// shortly before its host is gone, and Hydra reports no lost hosts.
+/// shortly before its host is gone, or a rank that MPI has ended since a connection was closed; Hydra reports no lost
+/// hosts.
 int times_to_ask_hosts(const JobEnd& end, bool stop_requested);
 
 /// Decides what comes next. `failures`: the preemptions or the other failures so far, with this end if it is one of

@@ -21,6 +21,9 @@ using namespace std::chrono_literals;
 /// Between two questions to a host, and before the first; one that is lost again is asked later at first.
 constexpr auto question_interval = 10s;
 constexpr auto longest_interval = 600s;  ///< the longest time before the first question
+/// A host that goes down may end a login before it has answered, while it can still be reached: it is asked again.
+constexpr int most_broken_logins = 5;
+constexpr auto broken_login_interval = 500ms;
 /// A host answers with this word and its name. If a login program starts echo without a shell, the command for the name
 /// follows instead.
 constexpr std::string_view answer = "here", name_command = "`uname -n`";
@@ -91,16 +94,27 @@ std::map<std::string, std::string> LostHosts::ask_all(const Hosts& others, std::
   if (login_.empty()) return unreached;
   for (const auto& host : hosts_) ask(host);
   for (const auto& host : others) ask(host);
-  for (const auto until = Clock::now() + timeout; !asked_.empty() && Clock::now() < until;) {
-    for (const auto& one : read_answers()) {
-      if (const auto name = answered_name(one.text)) {
-        hosts_.erase(one.host);
-        if (!name->empty()) hosts_by_name_[short_name(*name)] = one.host;
+  const auto until = Clock::now() + timeout;
+  for (int logins = 1;; ++logins) {
+    Hosts broken;
+    while (!asked_.empty() && Clock::now() < until) {
+      for (const auto& one : read_answers()) {
+        const auto failure = ssh_failure_in(one.text);
+        if (const auto name = answered_name(one.text)) {
+          hosts_.erase(one.host);
+          if (!name->empty()) hosts_by_name_[short_name(*name)] = one.host;
+        } else if (others.contains(one.host)) {
+          if (failure.empty())
+            broken.insert(one.host);
+          else
+            unreached[one.host] = failure;
+        }
       }
-      if (const auto failure = ssh_failure_in(one.text); !failure.empty() && others.contains(one.host))
-        unreached[one.host] = failure;
+      std::this_thread::sleep_for(10ms);
     }
-    std::this_thread::sleep_for(10ms);
+    if (broken.empty() || logins == most_broken_logins || Clock::now() + broken_login_interval >= until) break;
+    std::this_thread::sleep_for(broken_login_interval);
+    for (const auto& host : broken) ask(host);
   }
   for (const auto& one : asked_)
     if (others.contains(one.host)) unreached[one.host] = "";

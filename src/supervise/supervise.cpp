@@ -284,7 +284,8 @@ class Supervision {
     for (int i = 1; i < times && !hosts.empty() && unreached.empty() && wait(signals_, std::chrono::seconds(1)); ++i)
       unreached = lost_.ask_all(hosts);
     for (const auto& [host, reason] : unreached) {
-      if (reason.empty() && times == 1) continue;  // the end has another cause, and a login may just be slow
+      // The end has another cause, and a login may just be slow.
+      if (reason.empty() && (times == 1 || end.report.failed_rank)) continue;
       lost_.add(host);
       if (!end.report.lost_host)
         end.report.launcher_error = reason.empty() ? "the node " + host + " does not answer" : reason;

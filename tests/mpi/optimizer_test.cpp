@@ -959,6 +959,112 @@ TEST(PreparedOptimizer, WithWeightsOfTheProgramIsTheSameFusedOrNot) {
   }
 }
 
+/// Each rank calls its part of the program, and gets an Error with the text.
+void expect_error_everywhere(const std::string& text, const Program& program, Fuse fuse) {
+  Model m(fuse);
+  std::string said;
+  try {
+    program(m);
+  } catch (const Error& error) {
+    said = error.what();
+  }
+  for (const auto& of_rank : world().all_gather(said))
+    EXPECT_NE(of_rank.find(text), std::string::npos) << "it says: " << of_rank;
+}
+
+TEST(PreparedOptimizer, RefusesWeightsOnSomeRanksOnly) {
+  if (world().size() == 1) return;
+  for (const auto fuse : {Fuse::always, Fuse::never})
+    for (const double max_norm : {0.0, 0.5})
+      for (const int with_weight : {0, 1})
+        for (const bool second : {false, true}) {
+          SCOPED_TRACE(std::to_string(max_norm) + std::to_string(with_weight) + std::to_string(second));
+          const auto program = [&](Model& m) {
+            const auto whole = m.sgd(0.05, {.max_grad_norm = max_norm});
+            if (second) {
+              m.backward(1);
+              whole->step();
+              whole->zero_grad();
+            }
+            if (world().rank() == with_weight) m.prepare.weight->given = 3;
+            m.backward(2);
+            whole->step();
+          };
+          expect_error_everywhere("a weight for some batches of a step only", program, fuse);
+        }
+}
+
+TEST(AFusedOptimizer, RefusesToStepWhileAnotherRankOnlyAverages) {
+  if (world().size() == 1) return;
+  for (const double max_norm : {0.0, 0.5})
+    expect_error_everywhere(
+        "while others average without it",
+        [&](Model& m) {
+          const auto whole = m.sgd(0.05, {.max_grad_norm = max_norm});
+          m.backward(1);
+          if (world().rank() == 0) return whole->average_gradients();
+          whole->step();
+        },
+        Fuse::always);
+}
+
+/// A rank whose gradients were given to the exchange later than those of others.
+TEST(AFusedOptimizer, StepsOnAfterExceptionsInSeveralRounds) {
+  expect_alike_fused("after exceptions", [](Model& m) {
+    const auto whole = m.sgd(0.05);
+    for (const int culprit : {0, world().size() - 1}) {
+      m.backward(1);
+      whole->step();
+      whole->zero_grad();
+      const auto throws = [](at::Tensor) -> at::Tensor { throw std::runtime_error("one rank"); };
+      if (world().rank() == culprit) {
+        const auto& weight = m.net->middle->weight;
+        const auto hook = weight.register_hook(throws);
+        EXPECT_THROW(m.backward(2), std::runtime_error);
+        weight.remove_hook(hook);
+      } else {
+        EXPECT_THROW((m.backward(2), whole->step()), Error);
+      }
+      whole->zero_grad();
+      // Those that have found the exception give these gradients early, and then change them.
+      m.backward(3);
+      m.backward(4);
+      whole->step();
+      whole->zero_grad();
+    }
+  });
+}
+
+TEST(AFusedOptimizer, StepsOnAfterAnExceptionBesideSparseGradients) {
+  if (world().size() == 1) return;
+  nn::Sequential net(nn::Embedding(nn::EmbeddingOptions(20, 96).sparse(true)), nn::Linear(96, 96));
+  const test::Preparation prepare;
+  const auto prepared = prepare(net.ptr());
+  torch::optim::SGD own(net->ptr(1)->parameters(), 0.05);
+  auto step = make_optimizer_step(own, {prepared}, {.fuse = Fuse::always});
+  PreparedOptimizer<torch::optim::SGD> optimizer(std::move(own), std::move(step));
+  EXPECT_TRUE(optimizer.fused());
+  const auto backward = [&] {
+    net->forward(at::arange(4) + world().rank()).square().mean().backward();
+    optimizer.step();
+    net->zero_grad();
+  };
+  for (int round = 0; round < 3; ++round) {
+    backward();
+    const auto weight = net->ptr(1)->parameters()[0];
+    if (world().rank() == round % world().size()) {
+      const auto hook = weight.register_hook([](at::Tensor) -> at::Tensor { throw std::runtime_error("one rank"); });
+      EXPECT_THROW(backward(), std::runtime_error);
+      weight.remove_hook(hook);
+    } else {
+      EXPECT_THROW(backward(), Error);
+    }
+    net->zero_grad();
+  }
+  backward();
+  for (const auto& p : net->named_parameters()) expect_same_bits_everywhere(p.value(), p.key());
+}
+
 TEST(PreparedOptimizer, AveragesNothingThatWasThrownAwayAfterNoSync) {
   for (const bool to_none : {true, false})
     expect_alike_fused("thrown away", [&](Model& m) {

@@ -1,4 +1,5 @@
 // What `muster run` reads and decides, without starting a process.
+#include "base/temporary.hpp"
 #include "muster/error.hpp"
 #include "supervise/decision.hpp"
 #include "supervise/launch_command.hpp"
@@ -554,6 +555,7 @@ TEST(Verdict, ARunWhoseRanksAreNotThroughIsNotDone) {
 TEST(Verdict, HostsAreAskedWhereOneMayBeTheCause) {
   EXPECT_EQ(times_to_ask_hosts(lost_rank(), false), 1) << "its host may be gone";
   EXPECT_EQ(times_to_ask_hosts({.code = 1, .report = {.launcher_error = "PRTE has lost communication"}}, false), 1);
+  EXPECT_GT(times_to_ask_hosts({.code = 14, .report = {.failed_rank = 1}}, false), 1) << "MPI may have ended the rank";
   EXPECT_GT(times_to_ask_hosts({.code = 255}, false), 1) << "Hydra does not say why, and the host may just go down";
   EXPECT_EQ(times_to_ask_hosts({.code = 1, .report = {.returned_code = 1}}, false), 0) << "all ranks were there";
   EXPECT_EQ(times_to_ask_hosts({.code = 64}, false), 0);
@@ -1007,6 +1009,16 @@ TEST(LostHosts, ThoseThatCannotBeReachedAreNamed) {
   EXPECT_EQ(lost.ask_all({"n1", "n2", "n3", "n4", "n5"}, std::chrono::seconds(1)),
             (Reasons{{"n2", "ssh: connect to host n2 port 22: No route to host"}, {"n4", ""}}))
       << "one that does not let us in is there";
+}
+
+TEST(LostHosts, AHostThatGoesDownIsAskedAgain) {
+  const TemporaryFolder folder("lost-hosts-");
+  const auto file = (folder.path() / "asked").string();
+  const std::string reason = "ssh: connect to host n1 port 22: No route to host";
+  LostHosts lost({"sh", "-c",
+                  "test -e " + file + " && echo '" + reason + "' >&2 || echo Connection closed by n1 >&2; touch " +
+                      file + "; exit 255"});
+  EXPECT_EQ(lost.ask_all({"n1"}), (std::map<std::string, std::string>{{"n1", reason}}));
 }
 
 TEST_F(LaunchCommandTest, LogsInToHosts) {

@@ -207,8 +207,8 @@ void measure_case(const Entry& entry, const Benchmark& benchmark, const Options&
 void measure(const Entry& entry, const Benchmark& benchmark, const Options& options) {
   if (benchmark.check_file) benchmark.check_file(options.file);
   const tool::InterruptGuard interrupt;
-  if (!options.hosts.empty() && options.with_peers)
-    throw Error(ExitCode::usage, "reading --with-peers", "the peers run on this host alone", "Leave out --hosts");
+  if (!options.hosts.empty() && options.with_peers && entry.name != std::string_view("step"))
+    throw Error(ExitCode::usage, "reading --with-peers", "these peers run on this host alone", "Leave out --hosts");
   // Other hosts see the working directory more likely than this host's /tmp.
   const detail::TemporaryFolder folder(
       "muster-bench-", options.hosts.empty() ? detail::temporary_parent() : std::filesystem::current_path());

@@ -41,13 +41,18 @@ void add_own_loop_with_malloc(Row& row, int ranks, const std::string& steps, con
 }  // namespace
 
 struct Peers::State {
-  detail::TemporaryFolder scratch{"muster-bench-"};
-  std::optional<std::string> torch_python;
-  std::optional<std::string> muster_python;
-  std::optional<std::string> ray_python;
+  std::string hosts;  ///< see Peers()
+  detail::TemporaryFolder scratch{"muster-bench-",
+                                  hosts.empty() ? detail::temporary_parent() : std::filesystem::current_path()};
+  std::optional<std::string> torch_python = {};
+  std::optional<std::string> muster_python = {};
+  std::optional<std::string> ray_python = {};
+
+  Program under_mpirun(const std::string& name, int ranks, const std::string& python, std::vector<std::string> settings,
+                       const std::vector<std::string>& arguments) const;
 };
 
-Peers::Peers() : state_(std::make_unique<State>()) {
+Peers::Peers(std::string hosts) : state_(new State{.hosts = std::move(hosts)}) {
   state_->torch_python = python_with({"torch"});
   state_->muster_python = python_with({"torch", "muster_torch"});
   state_->ray_python = python_with({"torch", "ray"});
@@ -78,15 +83,28 @@ std::optional<Program> Peers::torchrun(const std::string& name, int ranks, const
   return Program{name, std::move(command)};
 }
 
+/// Returns torch_job.py under mpirun. `settings`: NAME=VALUE; mpirun would not give its own environment to other hosts.
+Program Peers::State::under_mpirun(const std::string& name, int ranks, const std::string& python,
+                                   std::vector<std::string> settings, const std::vector<std::string>& arguments) const {
+  std::vector<std::string> words{"env", "OMP_NUM_THREADS=1"};
+  words.insert(words.end(), settings.begin(), settings.end());
+  words.insert(words.end(), {python, scratch.path().string() + "/torch_job.py"});
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  return {name, bench::under_mpirun(ranks, words, hosts)};
+}
+
+std::optional<Program> Peers::ddp_over_gloo(const std::string& name, int ranks,
+                                            const std::vector<std::string>& arguments) const {
+  if (!state_->torch_python) return std::nullopt;
+  const auto first_host = state_->hosts.substr(0, state_->hosts.find_first_of(":,"));
+  return state_->under_mpirun(name, ranks, *state_->torch_python, {"MASTER_ADDR=" + first_host, "MASTER_PORT=29500"},
+                              arguments);
+}
+
 std::optional<Program> Peers::ddp_over_muster(const std::string& name, int ranks,
                                               const std::vector<std::string>& arguments) const {
   if (!state_->muster_python) return std::nullopt;
-  std::vector<std::string> words{*state_->muster_python, state_->scratch.path().string() + "/torch_job.py"};
-  words.insert(words.end(), arguments.begin(), arguments.end());
-  auto command = under_mpirun(ranks, words);
-  command.environment.emplace_back("OMP_NUM_THREADS", "1");
-  command.environment.emplace_back("MUSTER_BENCH_BACKEND", "muster");
-  return Program{name, std::move(command)};
+  return state_->under_mpirun(name, ranks, *state_->muster_python, {"MUSTER_BENCH_BACKEND=muster"}, arguments);
 }
 
 std::optional<Program> Peers::ray_train(const std::string& job, int ranks) const {
@@ -108,17 +126,17 @@ void add_step_peers(Row& row, const Options& options, const Measurement& measure
     row.notes.push_back(row.name + ": no peer has this step as a program of its own");
     return;
   }
-  const Peers peers;
+  const Peers peers(options.hosts);
+  const bool on_this_host = options.hosts.empty();
   const std::vector<std::string> arguments{"step", job->model, std::to_string(job->batch_size), steps};
-  auto ddp = peers.torchrun("torch_ddp", options.ranks, arguments);
-  auto ddp_with_malloc = peers.torchrun("torch_ddp_malloc", options.ranks, arguments);
-  if (!ddp || !ddp_with_malloc) {
+  auto ddp = on_this_host ? peers.torchrun("torch_ddp", options.ranks, arguments)
+                          : peers.ddp_over_gloo("torch_ddp", options.ranks, arguments);
+  if (!ddp) {
     row.notes.push_back(Peers::missing("torch_ddp, torch_ddp_malloc", "torch", "torch"));
     return;
   }
-  ddp_with_malloc->command = with_malloc(std::move(ddp_with_malloc->command));
-  std::vector<Program> programs{
-      {ours, on_ranks(options.ranks, {"job", "step", row.name, steps})}, std::move(*ddp), std::move(*ddp_with_malloc)};
+  std::vector<Program> programs{{ours, on_ranks(options.ranks, {"job", "step", row.name, steps}, options.hosts)}, *ddp};
+  if (on_this_host) programs.push_back({"torch_ddp_malloc", with_malloc(std::move(ddp->command))});
   if (auto over_muster = peers.ddp_over_muster("torch_ddp_over_muster", options.ranks, arguments))
     programs.push_back(std::move(*over_muster));
   else
@@ -126,9 +144,10 @@ void add_step_peers(Row& row, const Options& options, const Measurement& measure
         "torch_ddp_over_muster: left out, since no Python has torch and muster_torch. To have it: "
         "scripts/build-python, and install the wheel that it makes");
   add_peers(row, alternate(programs, measurement, step_ms));
-  row.notes.push_back(
-      "torch_ddp and torch_ddp_malloc (with muster's settings of malloc) are processes of their own, in rounds beside "
-      "processes of muster");
+  row.notes.push_back(on_this_host
+                          ? "torch_ddp and torch_ddp_malloc (with muster's settings of malloc) are processes of their "
+                            "own, in rounds beside processes of muster"
+                          : "torch_ddp: processes of their own, in rounds beside processes of muster");
 }
 
 }  // namespace muster::bench

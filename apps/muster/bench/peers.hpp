@@ -14,13 +14,17 @@ namespace muster::bench {
 /// The Python programs that muster is compared with, in a temporary folder.
 class Peers {
  public:
-  Peers();
+  /// `hosts`: those of the ranks, which must see the working directory; empty for this host.
+  explicit Peers(std::string hosts = {});
   ~Peers();
 
   /// Returns torchrun on `ranks` ranks with DDP over gloo, in its fastest configuration: one thread per rank, the
   /// loopback device. None if no Python with torch is found.
   std::optional<Program> torchrun(const std::string& name, int ranks, const std::vector<std::string>& arguments,
                                   const std::vector<std::string>& flags = {}) const;
+  /// Returns the same job under mpirun on the hosts; none if no Python with torch is found.
+  std::optional<Program> ddp_over_gloo(const std::string& name, int ranks,
+                                       const std::vector<std::string>& arguments) const;
   /// Returns the same job under mpirun with DDP over muster; none if no Python with torch and muster_torch is found.
   std::optional<Program> ddp_over_muster(const std::string& name, int ranks,
                                          const std::vector<std::string>& arguments) const;
@@ -34,8 +38,9 @@ class Peers {
   std::unique_ptr<State> state_;
 };
 
-/// Adds torch's DDP to a row of `step`: over gloo, with and without muster's malloc settings, and over muster. A row
-/// for a loop of its own gets instead that loop with these settings beside it; a row that no peer has gets a note.
+/// Adds torch's DDP to a row of `step`: over gloo, on one host with and without muster's malloc settings, and over
+/// muster. A row for a loop of its own gets instead that loop with these settings beside it; a row that no peer has
+/// gets a note.
 void add_step_peers(Row& row, const Options& options, const Measurement& measurement);
 
 }  // namespace muster::bench

@@ -141,11 +141,12 @@ constexpr std::array<Way, 7> ways{{{ours, with_muster, true},
                                    {"fused", with_fused_optimizer, true},
                                    {twin, with_muster, true},
                                    {"no_communication", without_communication, false}}};
-/// Over several nodes, where optimizers are not fused unless asked.
-constexpr std::array<Way, 6> ways_over_nodes{{{ours, with_muster, true},
+/// Over several nodes.
+constexpr std::array<Way, 7> ways_over_nodes{{{ours, with_muster, true},
                                               {"mpi", with_mpi, true},
                                               {"no_thread", with_thread<false>, true},
                                               {"bf16", with_bf16, false},
+                                              {"fused", with_fused_optimizer, true},
                                               {twin, with_muster, true},
                                               {"no_communication", without_communication, false}}};
 constexpr std::array<Way, 4> own_loop_ways{{{ours, with_own_loop<false>, true},

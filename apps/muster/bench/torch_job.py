@@ -1,5 +1,5 @@
-"""A rank of a job under torchrun, with DistributedDataParallel over gloo, as `muster bench` compares it, or under mpirun
-and over muster if MUSTER_BENCH_BACKEND says so:
+"""A rank of a job under torchrun, or under mpirun on several hosts, with DistributedDataParallel over gloo, as `muster
+bench` compares it, or under mpirun and over muster if MUSTER_BENCH_BACKEND says so:
 
 torch_job.py step MODEL BATCH STEPS   the median time of a step, that of the slowest rank
 torch_job.py start                    when the first step was done, by the machine's monotonic clock
@@ -231,6 +231,9 @@ def main():
         import muster_torch  # noqa: F401
 
         dist.init_process_group("muster", init_method="muster://")
+    elif "OMPI_COMM_WORLD_RANK" in os.environ:
+        dist.init_process_group("gloo", rank=int(os.environ["OMPI_COMM_WORLD_RANK"]),
+                                world_size=int(os.environ["OMPI_COMM_WORLD_SIZE"]))
     else:
         dist.init_process_group("gloo")
     if sys.argv[1] == "start":
