@@ -173,6 +173,8 @@ bool advance_in_background(std::function<Advanced()> advance) {
   return true;
 }
 
+bool has_progress_ended() noexcept { return progress().is_ended; }
+
 void end_progress() noexcept {
   auto& all = progress();
   {

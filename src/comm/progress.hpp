@@ -22,6 +22,8 @@ bool is_forked() noexcept;
 /// Held by the thread while it advances an operation. Others that share operations with the thread start and advance
 /// them under it, too. Do not wait for other threads while you hold it.
 std::mutex& operation_mutex() noexcept;
+/// True once end_progress() was called, as by MPI_Finalize(). Stays as it is while the caller holds operation_mutex().
+bool has_progress_ended() noexcept;
 
 struct Advanced {
   bool is_over = false;             ///< true if the operation needs no more calls

@@ -1,6 +1,7 @@
 #include "gradients/shared_exchange.hpp"
 
 #include "comm/mpi_threads.hpp"
+#include "comm/progress.hpp"
 #include "comm/wait.hpp"
 #include "group/buffer.hpp"
 #include "muster/error.hpp"
@@ -192,7 +193,9 @@ SharedExchange::SharedExchange(const std::vector<at::Tensor>& parameters, Memory
   if (progress_thread && comm::threads_may_call_mpi())
     thread_ = std::make_unique<ProgressThread>([this] {
       try {
-        return !failure_ && nodes_->advance();
+        // The round may have no end: the program may call MPI_Finalize() after backward(), or may have caught an error.
+        const std::lock_guard lock(comm::operation_mutex());
+        return !comm::has_progress_ended() && !failure_ && nodes_->advance();
       } catch (...) {
         failure_ = std::current_exception();
         return false;

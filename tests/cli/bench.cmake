@@ -55,8 +55,8 @@ expect_json(3 0 rounds)
 # The hosts are mpirun's; they say how many ranks there are.
 bench_rows(allreduce --case "4 KB" --rounds 3 --hosts localhost:3 --json)
 expect_row(${keys})
-muster(64 bench step --hosts localhost:2 --with-peers)
-expect_match("${err}" "the peers run on this host alone")
+muster(64 bench allreduce --hosts localhost:2 --with-peers)
+expect_match("${err}" "these peers run on this host alone")
 
 # An uneven number of ranks, and the table.
 bench_rows(allreduce --case "4 KB" "64 KB" --rounds 2 -n 3)

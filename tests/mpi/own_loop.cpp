@@ -105,14 +105,20 @@ void unchanged() {
   require(handlers()[SIGUSR1] == at_start[SIGUSR1], "signals after MPI has ended");
 }
 
+void init_for_threads() {
+  int provided = 0;
+  MPI_Init_thread(nullptr, nullptr,
+                  std::getenv("OWN_LOOP_MULTIPLE") != nullptr ? MPI_THREAD_MULTIPLE : MPI_THREAD_SINGLE, &provided);
+}
+
 void finalised() {
-  MPI_Init(nullptr, nullptr);
+  init_for_threads();
   int ranks = 1;
   MPI_Comm_size(MPI_COMM_WORLD, &ranks);
   torch::nn::Linear net(8, 8), other(8, 8);
   std::optional<muster::Communicator> world = muster::from_mpi(MPI_COMM_WORLD);
   auto parallel = std::make_unique<muster::DataParallel>(*world, net);
-  muster::DataParallel stays(*world, other);
+  muster::DataParallel stays(*world, other, {.model = {.progress_thread = true}});
   auto optimizer =
       parallel->prepare_optimizer(torch::optim::SGD(net->parameters(), 0.1), {.fuse = muster::Fuse::always});
   auto waits = stays.prepare_optimizer(torch::optim::SGD(other->parameters(), 0.1), {.fuse = muster::Fuse::always});
@@ -146,9 +152,7 @@ void finalised() {
 }  // the rest ends here
 
 void threads() {
-  int provided = 0;
-  MPI_Init_thread(nullptr, nullptr,
-                  std::getenv("OWN_LOOP_MULTIPLE") != nullptr ? MPI_THREAD_MULTIPLE : MPI_THREAD_SINGLE, &provided);
+  init_for_threads();
   {
     for (const bool with_thread : {false, true})
       for (const std::size_t bytes : {std::size_t{16}, std::size_t{4} << 20}) {
