@@ -34,7 +34,7 @@ struct EarlyStoppingOptions {
   std::string metric = {};
   /// Whether a larger or a smaller value is better. Required.
   std::optional<ScoreOrder> mode = {};
-  /// Training ends after this many reports in a row that are no better than the best one; 0 is as 1.
+  /// Training ends after this many reports in a row that are no better than the best one; 0 counts as 1.
   int patience = 3;
   /// A value is better only if it differs by more than this.
   double min_delta = 0;

@@ -111,7 +111,7 @@ MUSTER_API void from_json(const Json& json, CheckpointConfig& options);
 /// prepared optimizers (Session::prepare_optimizer), and all workers take or skip the step alike. For `stop`, `skip`
 /// and `roll_back`, a model without a prepared optimizer is an Error (ExitCode::usage), and so is LBFGS. The loss
 /// itself is not checked: a NaN loss shows in its gradients, and an infinite loss with finite gradients does not harm
-/// the weights. A GradScaler checks first, and skips by its own rule the steps that it finds.
+/// the weights. A GradScaler checks before this, and skips bad steps by its own rule.
 ///
 /// For a fused optimizer the check is part of averaging or clipping; otherwise it reads the averages once.
 enum class BadNumbers {

@@ -64,7 +64,7 @@ class DataLoader : public detail::data::Loader<Dataset> {
   std::int64_t batch_samples() const noexcept { return this->samples_; }
   /// True if it was given a sampler, which divides the samples among the workers.
   bool has_own_sampler() const noexcept { return this->sampler_->is_own(); }
-  /// The weight of the current batch.
+  /// The weight of the current batch in its step.
   const std::shared_ptr<const detail::step::BatchWeight>& step() const noexcept { return this->sampler_->batch(); }
 
  private:

@@ -118,14 +118,15 @@ struct DatasetOptions {
   /// is read in order, or whole by a batch, stays only when it comes again. If a column of such chunks does not fit,
   /// BatchOptions::shuffle takes an order that reads each chunk once. Columns that HDF5 must convert (numbers of fewer
   /// bits than their bytes have, say) or decode (a filter that muster does not know) are read once, whole, and kept if
-  /// they fit. Beyond that HDF5 keeps chunks, and reads values without chunks batch by batch, slowly in a random order.
+  /// they fit. If not, HDF5 keeps some chunks, and values without chunks are read batch by batch, slowly if shuffled.
   /// If the files are larger than the memory of the node or of the job's control group, BatchOptions::shuffle reads
   /// encoded chunks of 64 KB or more past the page cache. Until they are decoded they take up to max(cache_bytes / 4,
-  /// 64 MB) beside cache_bytes. Memory comes in blocks of up to 16 MB per size of chunks.
+  /// 64 MB) beside cache_bytes. Memory is allocated in blocks of up to 16 MB, separately for each size of chunks.
   std::int64_t cache_bytes = std::int64_t{1} << 30;
 };
 
-/// Which windows of an array are samples. Each list has a number for each dimension of the first variable, in values.
+/// Which windows of an array are samples. `size`, `stride` and `margin` count values, for each dimension of the first
+/// variable.
 struct WindowOptions {
   /// The size of a window; 0: the whole dimension.
   std::vector<std::int64_t> size;
@@ -142,8 +143,8 @@ struct WindowOptions {
   /// windows with a value, margins apart, whose time is below first or above last. A coordinate is a variable with the
   /// name of its only dimension, as NetCDF has them, in the group of the first variable or one around it. Windows begin
   /// at the first value of the part, and `origin` and the margins are those in the whole variable. An Error
-  /// (ExitCode::data) if there is no such coordinate, if the part is empty, or if other values lie inside of it. For a
-  /// part by index, see Dataset::subset.
+  /// (ExitCode::data) if there is no such coordinate, if no value lies in the part, or if values outside of it lie
+  /// between values inside. For a part by index, see Dataset::subset.
   std::vector<std::pair<std::string, std::pair<double, double>>> range = {};
   /// See DatasetOptions::cache_bytes.
   std::int64_t cache_bytes = std::int64_t{1} << 30;
@@ -163,8 +164,8 @@ struct RaggedOptions {
   at::Scalar padding = 0;
   /// Values of a sample beyond this length are left out; empty: none are.
   std::optional<std::int64_t> max_length = {};
-  /// See DatasetOptions::cache_bytes. BatchOptions::shuffle has no order in lanes here: of encoded chunks that do not
-  /// fit, a random order decodes almost a chunk for each sample.
+  /// See DatasetOptions::cache_bytes. BatchOptions::shuffle does not use lanes here: if encoded chunks do not fit, a
+  /// random order decodes almost one chunk for each sample.
   std::int64_t cache_bytes = std::int64_t{1} << 30;
 };
 
@@ -345,7 +346,7 @@ class MUSTER_API Dataset {
 
   /// The number of samples.
   std::int64_t count() const;
-  /// The columns, in order. A dimension of −1 has a size of its own in each batch, see ragged().
+  /// The columns, in order. The size of a dimension of −1 differs from batch to batch, see ragged().
   Schema schema() const;
   /// The samples with the given indices, in the given order (0 ≤ i < count(); repeats allowed). The random numbers of a
   /// preprocessor depend on the first index only.
@@ -385,8 +386,8 @@ class MUSTER_API Dataset {
   /// not depend on `threads`. schema() calls the function for one sample, on the caller's thread, as read() does.
   ///
   /// In a pass the function is called on other threads, ahead of time. If no function or preprocessor of the dataset
-  /// has more than one thread, the thread that reads calls them. Otherwise there are `threads` more threads, the
-  /// largest number counts, and up to BatchOptions::prefetch_batches + threads − 1 batches are read ahead. If
+  /// has more than one thread, the thread that reads calls them. Otherwise there are as many more threads as the
+  /// largest `threads` says, and up to BatchOptions::prefetch_batches + threads − 1 batches are read ahead. If
   /// prefetch_batches is 0, or after a preprocessor that takes no generator, the function is called on the thread that
   /// iterates. Its exceptions are thrown when their batch is due. A pass that is left early waits for the calls under
   /// way. torch's operators use as many threads in each of these threads as in the one that iterates.
@@ -500,7 +501,7 @@ struct BatchOptions {
   ///
   /// The shuffled order is divided into windows of 100 × bucket_samples. The samples of a window are sorted by length
   /// and cut into buckets of `bucket_samples`. The buckets come in random order, a short one at the end of the pass,
-  /// and the samples of a bucket in random order. Give the samples of a step, over all workers, or a multiple of it.
+  /// and the samples of a bucket in random order. Use the number of samples per step over all workers, or a multiple.
   /// The order does not depend on the number of workers.
   std::optional<std::int64_t> bucket_samples = {};
   /// Converts columns after reading, as in {{"x", at::kFloat}}, or all of them, as in at::kFloat.

@@ -41,7 +41,7 @@ struct ExportedOptions {
   std::vector<std::string> namespaces = {};
   /// Lets operators that draw random numbers, such as randn_like of a variational autoencoder, do so in evaluation too.
   /// The file does not tell whether they are for training only, as in stochastic depth. So eval() is otherwise an Error
-  /// for a program that has one. Dropouts need no such leave.
+  /// for a program that has one. Dropouts do not need this option.
   bool keep_random = false;
 };
 
@@ -83,8 +83,8 @@ class MUSTER_API ExportedModuleImpl : public torch::nn::Module, public detail::g
   /// (ExitCode::usage).
   void train(bool on = true) override;
 
-  /// Devices in the graph, such as that of torch.zeros(3, device="cpu"), become the model's. Buffers that are not
-  /// persistent and constants move along.
+  /// Moves parameters, all buffers and constants; constants keep their type. Devices in the graph, as in torch.zeros(3,
+  /// device="cpu"), become the model's.
   void to(at::Device device, torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Dtype dtype, bool non_blocking = false) override;
   void to(at::Device device, bool non_blocking = false) override;

@@ -94,7 +94,7 @@ class MUSTER_API AverageMeterCollection {
  private:
   struct Meter {
     Mean mean = {};
-    std::vector<Json> accumulators = {};  ///< one of each batch, for a metric of classification.hpp
+    std::vector<Json> accumulators = {};  ///< of single batches or merged ones; for a metric of classification.hpp
     std::optional<Metric> last = {};
     std::int64_t last_weight = 0;
   };
@@ -348,8 +348,8 @@ struct OperatorTrainerOptions {
   /// True: 16 bits where that is safe: half with a scaler on a GPU, bfloat16 on the CPU. The operator casts nothing by
   /// hand. It is torch's own mixed precision; libtorch has no Apex.
   bool use_fp16 = false;
-  /// A progress line while training, a line for each call, and a summary when the trainer is shut down, if the
-  /// run has a name or --storage.
+  /// Shows a progress line while training and a line for each call. A run with --name or --storage, or under
+  /// `muster run`, also gets a summary when the trainer is shut down.
   bool use_tqdm = false;
   /// True: the workers divide the samples of register_data(). False: each worker takes all of them.
   bool add_dist_sampler = true;
@@ -362,7 +362,7 @@ struct TrainOptions {
   /// the rest of the current pass. In a run that is kept (see OperatorTrainerBase) it is an Error for a stream or a
   /// loader with your own sampler, whose positions cannot be saved.
   std::optional<std::int64_t> num_steps = {};
-  /// Adds one worker's timers to the result, as `profile`.
+  /// Adds the first worker's timers to the result, as `profile`; with reduce_results = false, each worker's.
   bool profile = false;
   /// True: results are reduced over the workers. False: the result is the list of each worker's results.
   bool reduce_results = true;
@@ -388,14 +388,14 @@ struct ValidateOptions {
 ///
 /// Results. train() returns num_samples, epoch (passes begun so far), batch_count, and for each metric m of
 /// train_batch() (by default train_loss) its mean m and its last value last_m. validate() returns the same without
-/// epoch (by default for val_loss and val_accuracy). The rows of result.json have the same number as `epoch`, including
-/// rows of validate() and of a trial's steps, unless a step gives its own. Means are over the samples of all workers,
+/// epoch (by default for val_loss and val_accuracy). Each row of result.json has the passes begun so far as
+/// `epoch`, unless a step of a trial gives its own. Means are over the samples of all workers,
 /// so uneven shards do not distort them; num_samples is the sum over the workers, batch_count the mean. A Mean
 /// counts by its own samples, and a metric of classification.hpp is computed over the samples of all batches and
 /// workers. Any other value that is not a number is the first worker's. profile=true adds the map `profile`:
 /// mean_fwd_s, mean_grad_s, mean_apply_s, mean_train_epoch_s, or mean_eval_fwd_s, mean_validation_s. A metric with the
-/// name of a field that every report has, such as world_size, is an Error as in Session::report(); num_samples is none
-/// of these.
+/// name of a field that every report has, such as world_size, is an Error as in Session::report(); num_samples is
+/// allowed.
 ///
 /// Restarts. A lost rank ends the job. Under `muster run`, and in a run that was named by --name, train() saves the
 /// state and the results of all calls so far: at its end, and also at its beginning if other calls have changed the
