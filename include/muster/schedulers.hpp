@@ -39,7 +39,7 @@ class MUSTER_API Schedule : public torch::optim::LRScheduler {
   std::vector<double> get_last_lr() const { return get_current_lrs(); }
 
  protected:
-  /// A value as a function of the number of steps so far and the group's own learning rate.
+  /// A learning rate or momentum as a function of the number of steps so far and the group's own learning rate.
   using Curve = std::function<double(std::int64_t step, double base)>;
   Schedule(torch::optim::Optimizer& optimizer, Curve lr, Curve momentum = {});
 
@@ -58,7 +58,7 @@ struct LinearWarmupOptions {
   double start_factor = 0;
 };
 
-/// Increases the learning rate linearly from `start_factor` of it to all of it, as Python's LinearLR.
+/// Raises the learning rate linearly from start_factor × the group's own rate to that rate, as Python's LinearLR.
 class MUSTER_API LinearWarmup final : public Schedule {
  public:
   LinearWarmup(torch::optim::Optimizer& optimizer, const LinearWarmupOptions& options);
@@ -96,9 +96,9 @@ struct OneCycleOptions {
   bool cycle_momentum = true;
   double base_momentum = 0.85;
   double max_momentum = 0.95;
-  /// The initial learning rate is max_lr / div_factor,
+  /// The initial learning rate is max_lr / div_factor.
   double div_factor = 25;
-  /// and the final one is the initial one / final_div_factor.
+  /// The final learning rate is the initial one / final_div_factor.
   double final_div_factor = 1e4;
   /// True: the learning rate falls for as many steps as it rose, then anneals to the final rate. False: it falls during
   /// all remaining steps.

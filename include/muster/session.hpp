@@ -87,7 +87,7 @@ struct ReportedCheckpoint {
 
 /// A worker's information about a coming end of the job (a preemption, a time limit).
 struct Preemption {
-  /// True if some worker has been asked to stop, or its time is over.
+  /// True if some worker has been asked to stop, or has just enough time left to save.
   bool asked = false;
   /// The time until the job ends, on the worker that has the least of it; empty if no limit is known.
   std::optional<std::chrono::duration<double>> time_left = {};
@@ -280,7 +280,7 @@ class MUSTER_API Session {
   /// only, and backward passes with and without a weight that accumulate for one average, or for one step of a fused
   /// optimizer. With weights, fused optimizers do not average in their step, so .grad holds the averages. SyncBatchNorm
   /// leaves out the samples of a rank with weight 0; a model with SyncBatchNorm must call forward() inside the scope,
-  /// too. In 16 bits the first weights should be near the numbers of samples, since gradients are multiplied by them.
+  /// too. In 16 bits the first weights should be near the numbers of samples, by which muster divides them.
   template <class AnyBatch>
   requires requires(const AnyBatch& batch) {
     { step_weight_of(batch) } -> std::convertible_to<std::shared_ptr<const detail::step::BatchWeight>>;
@@ -369,7 +369,7 @@ class MUSTER_API Session {
   /// RUN/artifacts, created on the first call: for your own files, which are in no checkpoint and are never deleted.
   std::filesystem::path artifacts() const;
 
-  // For a Backend.
+  // For a Backend (muster/trainer.hpp).
 
   /// The launch's flags, among them --backend and --timeout.
   const LaunchFlags& flags() const noexcept;

@@ -103,7 +103,7 @@ class MpiBackend final : public c10d::Backend {
   int checked_rank(const Work& work, int64_t rank) const;
   /// Returns the list. Throws an Error unless it has one entry for every rank.
   const Tensors& one_per_rank(const Work& work, const Tensors& tensors) const;
-  /// Returns the messages that transfer tensors[r] to or from rank r; its type must be that of `other`.
+  /// Returns the messages that transfer tensors[r] to or from rank r; the tensors must have the type of `other`.
   std::vector<comm::Message> messages_of(Work& work, const Tensors& tensors, Access access, const Buffer& other) const;
   std::vector<comm::Message> to_all(const Buffer& buffer) const;
 

@@ -1,4 +1,4 @@
-// A c10d store over MPI: the ranks of torch's own backends find each other by it. It opens no port and writes no file.
+// A c10d store over MPI, by which the ranks of gloo and NCCL find each other. It opens no port and writes no file.
 #pragma once
 
 #include "base/export.hpp"
@@ -27,8 +27,8 @@ struct StoreRequest {
   Bytes expected = {};  ///< for compare_set
 };
 
-/// Carries out a request and returns the answer; nothing if there is no such key. Numbers are in decimal, as in c10d's
-/// other stores.
+/// Carries out a request and returns the answer. For get and erase, returns nothing if there is no such key. Numbers
+/// are in decimal, as in c10d's other stores.
 std::optional<Bytes> handle(std::map<std::string, Bytes>& table, const StoreRequest& store_request);
 
 /// Keys and values that the ranks of a communicator share.

@@ -14,7 +14,7 @@
 namespace muster::detail::group {
 namespace {
 
-/// Returns muster's error as torch's. `late`: it is about a timeout.
+/// Converts a muster::Error into torch's DistBackendError; leaves other exceptions. `late`: true for a timeout.
 std::exception_ptr as_torchs(const std::exception_ptr& failure, bool late) try {
   std::rethrow_exception(failure);
 } catch (const Error& error) {
@@ -86,7 +86,7 @@ bool Work::advance() {
 }
 
 void Work::end() {
-  // Freeing a tensor may wait for Python, so that this comes without the lock.
+  // Freeing a tensor may wait for Python's interpreter lock, so it must not happen under lock().
   buffers_.reset();
   last_step_ = nullptr;
   finish(failure_);

@@ -80,7 +80,7 @@ class Work final : public c10d::Work {
   std::unique_lock<std::mutex> lock() const;
   /// Call with the lock. True if this call has found the operation at its end; end() must follow, without the lock.
   bool advance();
-  /// Frees the memory and tells those who wait.
+  /// Frees the memory, and completes the Work and its future.
   void end();
   void fail(std::exception_ptr failure);
   bool advances_in_background();
@@ -94,12 +94,12 @@ class Work final : public c10d::Work {
   std::shared_ptr<std::deque<Buffer>> buffers_;
   std::vector<at::Tensor> results_;
   std::function<void()> last_step_;
-  bool is_over_ = false;  ///< advance() has returned true, or the operation has failed
+  bool is_over_ = false;  ///< true if advance() has returned true, or the operation has failed
   std::exception_ptr failure_;
   const std::chrono::steady_clock::time_point created_ = std::chrono::steady_clock::now();
   // For torch.
   c10::intrusive_ptr<c10::ivalue::Future> future_;
-  c10::intrusive_ptr<Work> self_;  ///< while a future needs it
+  c10::intrusive_ptr<Work> self_;  ///< keeps this Work alive until its future is complete
   bool is_in_background_ = false;
 };
 

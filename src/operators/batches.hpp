@@ -27,13 +27,13 @@ class TrainBatches final : public BatchSource {
   /// call.
   void set_passes(std::unique_ptr<Passes> passes);
   Passes* passes() const noexcept { return passes_.get(); }
-  /// With true, set_passes() and set_epoch_count() do not change the restored position, since it was saved after the
-  /// calls that a resumed run repeats.
+  /// While `keeps` is true, set_passes() and set_epoch_count() do not change the restored position: it was saved after
+  /// the calls that a resumed run repeats.
   void keep_position(bool keeps) noexcept { keeps_position_ = keeps; }
   /// Throws an Error if a call for `limit` batches cannot begin. `has_model`: true if the operator has a model; only
   /// for the text of the error about missing data.
   void check_call(std::optional<std::int64_t> limit, bool has_model) const;
-  /// Begins a call for `limit` batches, or for the rest of the pass. Already takes the first batch.
+  /// Begins a call for `limit` batches, or for the rest of the pass, and makes its first batch the current one.
   void begin_call(std::optional<std::int64_t> limit);
   void end_call();
   Batch* next() override;

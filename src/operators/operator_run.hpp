@@ -70,7 +70,7 @@ class OperatorRun {
   const Json params_before_;  ///< contents of params.json before this start; null for a new run
   CallHistory history_;
   std::unique_ptr<OperatorWorker> worker_;  ///< null if this rank does not train
-  bool of_trial_ = false;  ///< true for a trial of a sweep, which reports its steps instead of its calls
+  bool of_trial_ = false;  ///< true in a trial of a sweep, which reports its steps instead of its calls
   bool ended_ = false;     ///< true if a callback has ended training
   const int exceptions_ = std::uncaught_exceptions();
 };

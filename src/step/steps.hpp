@@ -40,7 +40,7 @@ struct OpenPass {
   bool is_of_earlier_epoch = false;  ///< true if another epoch has begun since
   std::int64_t position = 0;         ///< the end of the current batch's step, in samples
   std::int64_t batches = 0;          ///< number of batches handed out
-  std::int64_t taken = 0;            ///< orders the current batches of all passes by when they were handed out
+  std::int64_t taken = 0;            ///< larger for a current batch that was handed out later, over all passes
   BatchWeightPtr batch = {};         ///< the current batch; null before the first
 };
 
@@ -57,7 +57,7 @@ enum class EpochLoop {
 /// a loop.
 enum class EpochCount {
   none,           ///< nothing has counted epochs so far
-  none_in_state,  ///< nothing has counted epochs, nor had before the State was saved from which the run was resumed
+  none_in_state,  ///< nothing has counted epochs so far, nor before the State from which the run was resumed
   by_loop,
   own,  ///< the training function has set the epoch
 };
@@ -69,7 +69,7 @@ struct CurrentEpoch {
   EpochCount count = EpochCount::none;
   std::int64_t last_loop_end = -1;  ///< the epoch at which a loop over Session::epochs() has ended
   std::int64_t last_complete = -1;  ///< the last epoch that was saved as complete
-  /// The most passes after which an epoch was saved as complete although another pass of it followed; 0: none.
+  /// The largest number of passes after which an epoch was saved as complete and then had another pass; 0: none.
   std::int64_t passes_before_more = 0;
   /// If the run was resumed at what looked like the end of an epoch: the number of passes of that epoch; otherwise 0.
   std::int64_t resumed_after = 0;

@@ -134,7 +134,7 @@ class FailureCount {
   bool add(int max_failures) {
     do_on_root([&] {
       failures_ = run::add_failure(failures_, run_.path());
-      // If the job fails, its supervisor counts this failure.
+      // The supervisor itself counts the failure that ends the job.
       if (!supervisor_ || !failures_.may_retry(max_failures)) return;
       try {
         run::write_failures(run_.path(), supervisor_->id, failures_);
