@@ -65,7 +65,7 @@ struct LearningRateMonitorOptions {
 MUSTER_API std::shared_ptr<Callback> learning_rate_monitor(const torch::optim::Optimizer& optimizer,
                                                            const LearningRateMonitorOptions& options = {});
 
-/// Ends training, as finished, at the first report whose time_total_s has reached `time`. It includes earlier jobs.
+/// Ends training, as finished, at the first report whose time_total_s, earlier jobs included, has reached `time`.
 MUSTER_API std::shared_ptr<Callback> time_budget(std::chrono::milliseconds time);
 
 }  // namespace muster

@@ -130,10 +130,10 @@ struct DatasetOptions {
 struct WindowOptions {
   /// The size of a window; 0: the whole dimension.
   std::vector<std::int64_t> size;
-  /// From one window to the next; 0, or an empty list: the window's size, so that windows do not overlap.
+  /// The distance from one window to the next; 0, or an empty list: the window's size, so that windows do not overlap.
   std::vector<std::int64_t> stride = {};
-  /// Values on both sides of a window that it gets in addition, at most as many as the dimension has; empty: none.
-  /// Beyond the ends of the array they are NaN, or 0 in a column without NaN.
+  /// How many more values a window gets on both sides, at most as many as the dimension has; empty: none. Beyond the
+  /// ends of the array they are NaN, or 0 in a column without NaN.
   std::vector<std::int64_t> margin = {};
   /// "FILE:/NAME", a variable with some of the first one's dimensions. A window is left out unless at least
   /// `mask_share` of the mask's values in it, margins apart, are neither 0 nor NaN.
@@ -203,8 +203,8 @@ using StreamReader = std::function<std::optional<StreamRows>()>;
 using MakeStream = std::function<StreamReader(const StreamShard&)>;
 
 namespace detail::data {
-/// True for a function that can change the batch it is given. One that takes a Batch by value would change a copy; it
-/// accepts a temporary, too.
+/// True for a function that can change the batch it is given. False for one that takes a Batch by value, which would
+/// change a copy: such a function accepts a temporary, too.
 template <class F, class... Given>
 concept ChangesBatch = std::invocable<F&, Batch&, Given...> &&
     std::is_void_v<std::invoke_result_t<F&, Batch&, Given...>> && !std::invocable<F&, Batch, Given...>;
@@ -476,7 +476,7 @@ struct BatchOptions {
   int prefetch_batches = 1;
   /// Shuffles only within blocks of this many samples per worker, which is cheaper for the disk than `shuffle`.
   std::optional<std::int64_t> local_shuffle_buffer_size = {};
-  /// The seed of the local shuffle, allowed only with one; empty: the run's seed.
+  /// The seed of the local shuffle; empty: the run's seed. Allowed only with local_shuffle_buffer_size.
   std::optional<std::uint64_t> local_shuffle_seed = {};
   /// Draws samples with replacement, sample i with the probability weights[i] / sum of the weights, as torch's
   /// WeightedRandomSampler does. A tensor [count()] of numbers ≥ 0 on the CPU; empty: each sample comes once. It is
@@ -512,9 +512,9 @@ struct BatchOptions {
   std::optional<at::Device> device = {};
 };
 
-/// One pass over a shard. It begins with begin(), which may be called once, and ends after its last batch or with the
-/// range. Owns what it iterates over. An error in reading (muster::Error with ExitCode::data, or what a preprocessor
-/// throws) is thrown by begin() or ++ when that batch is due, and again by each ++ after it.
+/// One pass over a shard. It begins with begin(), which may be called once, and ends after its last batch or when the
+/// range is destroyed. Owns what it iterates over. An error in reading (muster::Error with ExitCode::data, or what a
+/// preprocessor throws) is thrown by begin() or ++ when that batch is due, and again by each ++ after it.
 class MUSTER_API BatchRange {
  public:
   class iterator {

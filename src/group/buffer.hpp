@@ -29,7 +29,7 @@ class Buffer {
   /// The elements in the tensor's order, contiguous, without gradient.
   const at::Tensor& memory() const noexcept { return memory_; }
   void* data() const;
-  /// A message of `count` elements from `first` on; as bytes if comm does not have their type.
+  /// Returns a message to or from `rank`: `count` elements from `first` on; as bytes if comm does not have their type.
   comm::Message message(int rank, std::size_t first, std::size_t count) const;
   comm::Message message(int rank) const { return message(rank, 0, count()); }
   /// The type in which message() counts elements.

@@ -1,5 +1,5 @@
-// The only file that includes gloo's headers. They may be of another release of gloo than torch's, since only functions
-// of torch are used here, and gloo's device is only passed on.
+// The only file that includes gloo's headers. These may belong to another release of gloo than torch uses: only
+// functions of torch are called here, and gloo's device is only passed on.
 #include "group/backends.hpp"
 
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>

@@ -33,7 +33,7 @@ class MpiBackend final : public c10d::Backend {
   using Tensors = std::vector<at::Tensor>;
   using Started = c10::intrusive_ptr<c10d::Work>;
 
-  /// `communicator` must serve this backend only. `for_torch`: as torch_backend.hpp says.
+  /// `communicator` must serve this backend only. `for_torch`: true for torch.distributed (torch_backend.hpp).
   MpiBackend(Communicator communicator, const ProcessGroupOptions& options, bool for_torch = false);
 
   const std::string getBackendName() const override { return "muster"; }
@@ -88,7 +88,7 @@ class MpiBackend final : public c10d::Backend {
 
   /// Starts the parts that were added to `work`, and returns it.
   Started start(Operation work);
-  /// `inputs`: for torch's profiler.
+  /// Makes the Work of an operation. `inputs` are only for torch's profiler.
   Operation begin(c10d::OpType type, const char* title, const Tensors& inputs,
                   std::chrono::milliseconds timeout = c10d::kUnsetTimeout, bool is_async = true);
   void prepare(Buffer& buffer, const Reduction& reduction) const;

@@ -52,7 +52,7 @@ class MUSTER_INTERNAL_API MpiStore final : public c10d::Store {
   void set(const std::string& key, const Bytes& value) override;
   using c10d::Store::compareSet;
   Bytes compareSet(const std::string& key, const Bytes& expected, const Bytes& desired) override;
-  /// Waits for the key.
+  /// Waits until a rank has set the key; throws as wait() does.
   Bytes get(const std::string& key) override;
   std::int64_t add(const std::string& key, std::int64_t value) override;
   bool deleteKey(const std::string& key) override;

@@ -136,7 +136,7 @@ bool Work::wait(std::chrono::milliseconds timeout) {
       if (auto* const part = pending_part())
         part->wait_until([this] { return isCompleted(); }, waiting(), longest);
       else
-        std::this_thread::yield();  // another thread ends it now
+        std::this_thread::yield();  // another thread is ending this operation
     } catch (const RemoteError&) {
       fail(std::current_exception());
     } catch (const Error& error) {
@@ -163,7 +163,7 @@ bool Work::advances_in_background() {
     auto work = weak.lock();
     if (!work) return comm::Advanced{.is_over = true};
     const bool is_over = work->is_over_, ends = work->advance();
-    // The thread may hold the last reference by now: it is dropped without the lock.
+    // The thread may hold the last reference by now, so `then` drops it, without the lock.
     return comm::Advanced{.is_over = is_over || ends, .then = [work = std::move(work), ends] {
                             if (ends) work->end();
                           }};

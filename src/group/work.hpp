@@ -29,8 +29,8 @@ namespace muster::detail::group {
 /// An error on another rank ends the operation and becomes its exception(). A wait() that exceeds its timeout throws,
 /// but does not end the operation: it may be waited for again.
 ///
-/// In a group of torch.distributed (torch_backend.hpp) a thread advances it, too, where MPI allows several threads, as
-/// long as the program or a future of it holds the Work. Its calls are thread-safe, and its failures are
+/// In a group of torch.distributed (torch_backend.hpp), a thread also advances the operation if MPI allows several
+/// threads, as long as the program holds the Work or a future of it. Its calls are thread-safe, and its failures are
 /// c10::DistBackendError. A future ends with that error once the operation has exceeded its timeout.
 class Work final : public c10d::Work {
  public:
@@ -44,7 +44,7 @@ class Work final : public c10d::Work {
     bool for_torch = false;  ///< true in a group of torch.distributed
     bool is_async = true;    ///< false if the caller waits for it at once
   };
-  /// `inputs`: for torch's profiler.
+  /// `inputs` are only for torch's profiler.
   Work(int rank, const Options& options, const std::vector<at::Tensor>& inputs);
 
   const char* title() const noexcept { return options_.title; }

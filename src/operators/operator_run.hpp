@@ -55,8 +55,8 @@ class OperatorRun {
   std::optional<Error> attempt(const std::function<void()>& work, std::string* result = nullptr);
   /// Returns or throws the saved result of main()'s next call. Throws an Error if the saved call was a different one.
   Json replay(Call call, const CallRecord& before);
-  /// Throws the Error that main()'s calls are not those of the run. Leaves the cause in error.txt, and params.json as
-  /// before.
+  /// Throws an Error: main() makes other calls than those of the saved history. Writes the cause to error.txt, and
+  /// restores params.json.
   [[noreturn]] void refuse_calls(const std::string& fact);
   /// On rank 0, writes params.json as it was before this start.
   void restore_params() noexcept;

@@ -57,12 +57,12 @@ class OperatorWorker {
   Json apply(const std::function<Json(TrainingOperator&)>& function);
   /// Calls `function`, which had registered data, once more, since no checkpoint holds data.
   void register_again(const std::function<Json(TrainingOperator&)>& function);
-  /// Returns copies on the CPU.
+  /// Returns the trainer's state as copies on the CPU.
   StateDict state_dict();
   void check(const StateDict& saved);
   Json restore(const StateDict& saved);
   void save(const std::filesystem::path& path);
-  /// Returns the saved state. Throws an Error if it does not fit the operator.
+  /// Reads the state that save() has written. Throws an Error if it does not fit the operator.
   StateDict read(const std::filesystem::path& path);
   /// Reports the result of a step of a trial.
   Json report_step(const Json& result);

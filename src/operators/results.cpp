@@ -69,7 +69,7 @@ void AverageMeterCollection::update(const Metrics& metrics, std::optional<std::i
     const auto& value = metric.value();
     if (value.is_number()) meter.mean.add(value.get<double>(), weight);
     meter.last_weight = weight;
-    if (weight <= 0 && meter.last) continue;  // without samples in this batch, it keeps an earlier value
+    if (weight <= 0 && meter.last) continue;  // an empty batch leaves the earlier value
     meter.last = metric;
   }
 }

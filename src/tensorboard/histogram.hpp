@@ -13,7 +13,7 @@ struct Histogram {
   std::vector<double> counts = {};  ///< number of values in each bucket
 };
 
-/// Ignores values that are not finite.
+/// Counts the values in each bucket. Ignores values that are not finite.
 Histogram histogram_of(std::span<const float> values);
 
 }  // namespace muster::detail::tensorboard

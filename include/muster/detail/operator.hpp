@@ -59,7 +59,7 @@ class Passes {
   virtual void end() = 0;
 };
 
-/// What the passes are for.
+/// The options with which MakePasses is called.
 struct PassesOptions {
   bool training = true;
   bool split = true;  ///< true: the samples are divided among the workers
