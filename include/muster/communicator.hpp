@@ -36,7 +36,7 @@ struct Topology {
   int local_size = 1;
   int node_rank = 0;  ///< nodes are numbered by their lowest rank
   int num_nodes = 1;
-  std::vector<int> node_of_rank;   ///< [size]
+  std::vector<int> node_of_rank;   ///< [size], the number of each rank's node
   std::vector<std::string> hosts;  ///< [size], the name of each rank's host
 };
 

@@ -44,8 +44,8 @@ class NumWorkers {
 struct ScalingConfig {
   /// More workers than ranks is an error. The other ranks validate checkpoints (TrainerOptions::validation) or wait in
   /// fit(), and get the same Result. With {least, most} as many ranks train as there are, up to `most`; `muster run`
-  /// then starts the program with fewer ranks if not all are available; --min-workers overrides `least`. The
-  /// number of samples per step stays the same.
+  /// then starts the program with fewer ranks if not all are available, at least `least` or --min-workers. The number
+  /// of samples per step stays the same.
   NumWorkers num_workers = {};
   /// True: train on cuda:local_rank or, if another launch uses that GPU, on a free one. An error if there is none.
   bool use_gpu = false;

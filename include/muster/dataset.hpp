@@ -121,12 +121,12 @@ struct DatasetOptions {
   /// they fit. If not, HDF5 keeps some chunks, and values without chunks are read batch by batch, slowly if shuffled.
   /// If the files are larger than the memory of the node or of the job's control group, BatchOptions::shuffle reads
   /// encoded chunks of 64 KB or more past the page cache. Until they are decoded they take up to max(cache_bytes / 4,
-  /// 64 MB) beside cache_bytes. Memory is allocated in blocks of up to 16 MB, separately for each size of chunks.
+  /// 64 MB) beside cache_bytes. Each size of chunks has its own blocks of memory: up to 16 MB, or one larger chunk.
   std::int64_t cache_bytes = std::int64_t{1} << 30;
 };
 
-/// Which windows of an array are samples. `size`, `stride` and `margin` count values, for each dimension of the first
-/// variable.
+/// Which windows of an array are samples. `size`, `stride` and `margin` are in values, with one number for each
+/// dimension of the first variable.
 struct WindowOptions {
   /// The size of a window; 0: the whole dimension.
   std::vector<std::int64_t> size;

@@ -39,9 +39,9 @@ struct ExportedOptions {
   /// Namespaces of operators that may run besides torch's own, as in {"torchvision"}. The library that registers them
   /// must be linked in or loaded. Allow only operators that do no harm whatever their arguments are.
   std::vector<std::string> namespaces = {};
-  /// Lets operators that draw random numbers, such as randn_like of a variational autoencoder, do so in evaluation too.
-  /// The file does not tell whether they are for training only, as in stochastic depth. So eval() is otherwise an Error
-  /// for a program that has one. Dropouts do not need this option.
+  /// Operators that draw random numbers, such as randn_like of a variational autoencoder, may run in evaluation, too.
+  /// The file does not tell whether they are for training only, as in stochastic depth. So without this option eval()
+  /// is an Error for a program that has such an operator. Dropouts do not need it.
   bool keep_random = false;
 };
 

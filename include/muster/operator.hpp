@@ -72,7 +72,7 @@ enum class SchedulerStepFreq { batch, epoch, manual };
 struct EpochInfo {
   std::int64_t epoch_idx = 0;                  ///< passes over the training data begun before the current one
   std::optional<std::int64_t> num_steps = {};  ///< batches of this call; empty: the rest of the pass
-  Json info = Json::object();                  ///< TrainOptions::info
+  Json info = Json::object();                  ///< TrainOptions::info or ValidateOptions::info
 };
 /// Describes one batch of a call of train() or validate().
 struct BatchInfo : EpochInfo {
@@ -254,7 +254,7 @@ class MUSTER_API TrainingOperator {
     /// [](auto& optimizer) { return torch::optim::StepLR(optimizer, 10); }. Needs
     /// OperatorTrainerOptions::scheduler_step_freq.
     Schedulers schedulers = {};
-    /// For all optimizers.
+    /// These options hold for all optimizers.
     OptimizerOptions optimizer_options = {};
     /// RaySGD's options for NVIDIA's Apex. libtorch has no Apex, so giving them is an Error.
     Json apex_args = {};
@@ -469,7 +469,7 @@ class MUSTER_API OperatorTrainerBase {
                       OperatorTrainerOptions options);
   /// Runs one trial of a sweep: `num_iterations` calls of `step`, or of the default step if `step` is empty.
   Result run_trial(std::int64_t num_iterations, const std::function<Json(std::int64_t)>& step);
-  /// `options` for a trial with these settings on the ranks of `launch`.
+  /// Returns `options` as changed for a trial with these settings on the ranks of `launch`.
   static OperatorTrainerOptions of_trial(OperatorTrainerOptions options, const Launch& launch, const Config& settings);
   TrainingOperator& local_operator();
   Json apply_operators(const std::function<Json(TrainingOperator&)>& function);

@@ -54,7 +54,7 @@ class MUSTER_API Schedule : public torch::optim::LRScheduler {
 
 struct LinearWarmupOptions {
   std::int64_t warmup_steps = 0;
-  /// The initial fraction of the learning rate. With 0 the first step changes nothing.
+  /// The initial fraction of the learning rate. With 0 the optimizer's first step changes nothing.
   double start_factor = 0;
 };
 

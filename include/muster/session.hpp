@@ -85,7 +85,7 @@ struct ReportedCheckpoint {
   CheckpointStatus status = CheckpointStatus::committed;
 };
 
-/// A worker's information about a coming end of the job (a preemption, a time limit).
+/// What the workers know about a coming end of the job (a preemption, a time limit); the same on all of them.
 struct Preemption {
   /// True if some worker has been asked to stop, or has just enough time left to save.
   bool asked = false;
@@ -201,7 +201,7 @@ class MUSTER_API Session {
   c10::intrusive_ptr<c10d::ProcessGroup> process_group() const;
   /// A communicator of the workers, for the training function's own use.
   const Communicator& communicator() const noexcept;
-  /// Collective.
+  /// Returns when all workers have called it. Collective.
   void barrier() const;
   /// Announces that this worker will be busy for `time` with its own work while others may wait for it: their timeout
   /// (--timeout) counts from the end of that time. Long work for which no rank waits need not be announced. A call
@@ -345,7 +345,7 @@ class MUSTER_API Session {
 
   /// For your own loops: true if any worker has been asked to stop. Then report a State, which saves it and ends
   /// training, or return. If the training function returns after this was true, the run is not finished: it ends as
-  /// stopped, and continues when it is started again. Collective.
+  /// stopped (with ExitCode::retry if nothing was saved), and continues when it is started again. Collective.
   bool should_stop();
 
   /// Adds a callback for the rest of this call of the training function; it may refer to the function's objects. Like

@@ -69,7 +69,7 @@ struct CurrentEpoch {
   EpochCount count = EpochCount::none;
   std::int64_t last_loop_end = -1;  ///< the epoch at which a loop over Session::epochs() has ended
   std::int64_t last_complete = -1;  ///< the last epoch that was saved as complete
-  /// The largest number of passes after which an epoch was saved as complete and then had another pass; 0: none.
+  /// An epoch was saved as complete after so many passes, and then had another pass. The most of all epochs; 0: none.
   std::int64_t passes_before_more = 0;
   /// If the run was resumed at what looked like the end of an epoch: the number of passes of that epoch; otherwise 0.
   std::int64_t resumed_after = 0;

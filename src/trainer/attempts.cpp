@@ -23,7 +23,7 @@ struct AttemptEnd {
   /// step.
   std::optional<session::BadSteps::OptimizerStepId> rollback_step = {};
   bool calls_differ = false;  ///< true if this worker has found that another worker is in a different collective call
-  Json passes = Json::object();  ///< SamePasses::noted(), if the attempt has failed
+  Json passes = Json::object();  ///< this worker's passes, by SamePasses::noted(), if the attempt has failed
 };
 
 /// True if the exception that is being handled is a CallMismatch. Call it in a catch block.
