@@ -36,7 +36,7 @@ struct EarlyStoppingOptions {
   std::optional<ScoreOrder> mode = {};
   /// Training ends after this many reports in a row that are no better than the best one; 0 counts as 1.
   int patience = 3;
-  /// A value is better only if it differs by more than this.
+  /// A value counts as better only if it is better than the best one by more than this.
   double min_delta = 0;
 };
 

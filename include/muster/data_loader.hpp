@@ -7,7 +7,7 @@
 //     for (auto& batch : *loader) …                      // on the session's device
 //   }
 //
-// Samples are divided as in a DatasetShard: every sample once per epoch, and the same number of steps on every worker,
+// Samples are divided as in a DatasetShard: every sample once per pass, and the same number of steps on every worker,
 // with the last step divided evenly. Passes count like a shard's passes (see BatchOptions::training). A stopped run
 // continues in the middle of a pass, which it finds by the loader's name; batches that were only read ahead do not
 // count as taken.

@@ -71,7 +71,7 @@ enum class SchedulerStepFreq { batch, epoch, manual };
 /// Describes one call of train() or validate().
 struct EpochInfo {
   std::int64_t epoch_idx = 0;                  ///< passes over the training data begun before the current one
-  std::optional<std::int64_t> num_steps = {};  ///< batches of this call; empty: the rest of the pass
+  std::optional<std::int64_t> num_steps = {};  ///< batches of this call; empty: the rest of the pass, in validate() all
   Json info = Json::object();                  ///< TrainOptions::info or ValidateOptions::info
 };
 /// Describes one batch of a call of train() or validate().
@@ -147,7 +147,7 @@ struct BatchColumns {
   std::string target = {};                 ///< empty: the one column that is not a feature
 };
 
-/// A source of an operator's batches. A pass over it takes each sample once.
+/// Where the batches of an operator's train() or validate() come from: a dataset, or a data loader.
 class MUSTER_API OperatorLoader {
  public:
   /// A dataset, split among the workers; without OperatorTrainerOptions::add_dist_sampler each worker takes all of it.
@@ -322,7 +322,7 @@ class MUSTER_API TrainingOperator {
 /// Whether an operator's workers compute on GPUs. If a node has more ranks than GPUs, they share them.
 enum class UseGpu {
   automatic,  ///< if every rank sees a GPU
-  always,     ///< an Error where there is none
+  always,     ///< an Error on a rank without a GPU
   never,
 };
 

@@ -27,7 +27,7 @@ struct MUSTER_API MetricsTable {
   std::vector<double> column(const std::string& name) const;
 };
 
-/// The same on every rank.
+/// What fit() returns, the same on every rank.
 struct MUSTER_API Result {
   /// The metrics of the last report, as in the last line of result.json; null if there was none.
   Json metrics;

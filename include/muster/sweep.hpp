@@ -100,7 +100,7 @@ enum class TrialStatus {
 };
 
 struct Trial {
-  std::string name = {};                      ///< trial_00003
+  std::string name = {};                      ///< such as trial_00003
   Config config = {};                         ///< the trial's settings, drawn from the space
   TrialStatus status = TrialStatus::waiting;  ///< failed, too, if the trial lost a rank again and again
   /// The metrics of its last report that has SweepOptions::metric, or else of its last report; null if there was none.
