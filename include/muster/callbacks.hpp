@@ -30,7 +30,7 @@ class ReduceLROnPlateauScheduler;
 namespace muster {
 
 struct EarlyStoppingOptions {
-  /// The name of a reported number, or of one that validations of the reports' checkpoints give. NaN is never better.
+  /// The name of a number that reports give, or the validations of their checkpoints. NaN is never better.
   std::string metric = {};
   /// Whether a larger or a smaller value is better. Required.
   std::optional<ScoreOrder> mode = {};

@@ -18,7 +18,7 @@ namespace muster {
 struct ConvertOptions {
   /// Names of the columns: one per input (idx, npy), or one for features and one for the target (csv); empty: x and y,
   /// and x for a single input. For h5, zarr and npz they choose and order the columns to copy, for h5 also fields of
-  /// compound values ("particles.mass"); empty: all, in the order of names, or for npz in that of the archive.
+  /// compound values ("particles.mass"); empty: all, in the order of names (npz: of the archive).
   std::vector<std::string> columns = {};
   /// Samples per chunk; empty: contiguous, the layout that reads fastest (compression needs chunks, and chooses about
   /// 256 KiB).

@@ -362,9 +362,9 @@ class MUSTER_API Dataset {
   ///
   /// subset() and random_split() open the dataset. Nothing is copied: a subset has its list of indices in memory, and a
   /// part of a random split has nothing. An Error (ExitCode::usage) if an index does not exist, if a part would be
-  /// empty, or for a stream. Preprocessors that the dataset has are applied to the subset, and those that the subset
-  /// gets only to it. `shuffle` and all other options of a pass work as on any dataset, except that a subset of a
-  /// dataset with encoded chunks has no order in lanes (BatchOptions::shuffle). If its chunks do not fit into
+  /// empty, or for a stream. The dataset's preprocessors are applied to the subset; the subset's own, only to the
+  /// subset. `shuffle` and all other options of a pass work as on any dataset, except that a subset of a dataset with
+  /// encoded chunks has no order in lanes (BatchOptions::shuffle). If its chunks do not fit into
   /// DatasetOptions::cache_bytes, a random order decodes almost a chunk for each sample.
   Dataset subset(std::vector<std::int64_t> samples) const;
   /// Random parts that have no sample in common and together have all of them, the same on every machine for one seed.

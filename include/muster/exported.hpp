@@ -8,11 +8,11 @@
 //   muster::save_torch(muster::state_dict(net), "trained.pt");
 //   # in Python        model.load_state_dict(torch.load("trained.pt", weights_only=True))
 //
-// Export in training mode, model.train(): the file has one mode, and only that of training has all that training needs.
+// Export in training mode, model.train(): a file has one mode, and only the training mode has all that training needs.
 // train() and eval() switch the mode here. Export without run_decompositions(), which makes programs for inference.
 //
-// A file holds a graph of torch's operators, no code: nothing in it is executed but operators of `aten`, and arithmetic
-// of sizes. Files are not trusted; invalid contents are an Error (ExitCode::data) that names the file.
+// A file holds a graph, no code: nothing in it is executed but operators of `aten` and of ExportedOptions::namespaces,
+// and arithmetic of sizes. Files are not trusted; invalid contents are an Error (ExitCode::data) that names the file.
 //
 // This header needs torch's modules, so muster.hpp leaves it out.
 #pragma once
@@ -50,7 +50,7 @@ struct ExportedOptions {
 /// tied in Python are one tensor under both names; parameters() lists it twice, so step it with an optimizer of
 /// session.prepare_optimizer(), which steps it once. Use it in one thread at a time.
 ///
-/// An input whose shape is not one that was exported is an Error (ExitCode::usage) that names the input and the
+/// An input whose shape does not fit the exported shape is an Error (ExitCode::usage) that names the input and the
 /// dimension; sizes that are expressions, such as 2 * batch, are not checked. What an operator throws is passed on,
 /// with the line of the model's Python source.
 class MUSTER_API ExportedModuleImpl : public torch::nn::Module, public detail::gradients::BatchNormOperators {
@@ -101,8 +101,8 @@ class MUSTER_API ExportedModuleImpl : public torch::nn::Module, public detail::g
 TORCH_MODULE(ExportedModule);
 
 /// Returns the module in a file of torch.export.save(), on the CPU and in the mode in which it was exported. An Error
-/// (ExitCode::data) that names the file if it does not exist, is damaged, or has another version of the format; one
-/// that names the operator or the object if the program needs what cannot run here. Acts on the calling rank only.
+/// (ExitCode::data) names the file if it does not exist, is damaged, or has another version of the format, and the
+/// operator or object if the program needs one that cannot run here. Acts on the calling rank only.
 MUSTER_API ExportedModule load_exported(const std::filesystem::path& file, const ExportedOptions& options = {});
 
 /// Writes the program in the file `program` with the tensors of `state`, by Python's names, for torch.export.load() and

@@ -134,7 +134,7 @@ class MUSTER_API Live {
 
   /// An entry of the session's State, such as {"live", live}: the samples in memory, with the ledger. In a checkpoint
   /// it takes up to LiveOptions::bytes for each rank. A run that is resumed takes the samples over, at any number of
-  /// ranks. Without this entry it begins with an empty reservoir.
+  /// ranks; without this entry it begins with an empty reservoir. Collective.
   operator StateEntry() const;
 
   /// Asks all solvers to stop: the next send of each returns MUSTER_LIVE_STOP, at the same sample on all of its ranks.
