@@ -88,10 +88,9 @@ class MUSTER_API DataParallel {
   /// Call it before evaluation and before save(). Collective.
   void average_buffers();
 
-  /// Writes `state` to `folder`, all ranks together. Use the folder for nothing else. An earlier state is replaced once
-  /// the new one is complete and durable; if any rank fails, it stays, and all ranks throw the same Error. Gradients
-  /// and torch's random state are not saved. The folder of a run, or a checkpoint, is an Error (ExitCode::usage).
-  /// Collective.
+  /// All ranks together write `state` to `folder`; use it for nothing else. A complete and durable new state replaces
+  /// the earlier one; if a rank fails, the earlier one stays, and all ranks throw the same Error. Gradients and torch's
+  /// random state are not saved. An Error (ExitCode::usage) for the folder of a run or a checkpoint. Collective.
   void save(const std::filesystem::path& folder, const StateEntries& state);
   /// Loads what save() has written, at any number of ranks; entries of per_rank() need the same number. Returns false
   /// if nothing was saved. Throws an Error (ExitCode::data) if the saved state is damaged, or if names, shapes or types

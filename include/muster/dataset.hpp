@@ -125,10 +125,9 @@ struct DatasetOptions {
   std::int64_t cache_bytes = std::int64_t{1} << 30;
 };
 
-/// Which windows of an array are samples. `size`, `stride` and `margin` are in values, with one number for each
-/// dimension of the first variable.
+/// Which windows of an array are samples. `size`, `stride` and `margin` have a number of values for each dimension.
 struct WindowOptions {
-  /// The size of a window; 0: the whole dimension.
+  /// The size of a window in each dimension of the first variable; 0: the whole dimension.
   std::vector<std::int64_t> size;
   /// The distance from one window to the next; 0, or an empty list: the window's size, so that windows do not overlap.
   std::vector<std::int64_t> stride = {};
