@@ -278,8 +278,8 @@ class MUSTER_API Dataset {
   /// The first variable has the dimensions of the windows. The others are aligned with it by the names of their
   /// dimensions, as NetCDF has them, and may lack some: a window of orography [latitude, longitude] goes with that of
   /// t2m [time, latitude, longitude] at the same place. Without names they must have the same shape, and it is an Error
-  /// (ExitCode::data) if two dimensions have one size other than 1. Windows that would end beyond the array are left
-  /// out.
+  /// (ExitCode::data) if two dimensions have the same size, other than 1. Windows that would end beyond the array are
+  /// left out.
   ///
   /// Windows that share chunks of the file have neighbouring indices: a chunk's windows come one after the other. Of
   /// encoded chunks that do not fit into cache_bytes, a shuffled pass takes the windows of up to 64 such groups at a

@@ -388,10 +388,10 @@ struct ValidateOptions {
 ///
 /// Results. train() returns num_samples, epoch (passes begun so far), batch_count, and for each metric m of
 /// train_batch() (by default train_loss) its mean m and its last value last_m. validate() returns the same without
-/// epoch (by default for val_loss and val_accuracy). Each row of result.json has the passes begun so far as
-/// `epoch`, unless a step of a trial gives its own. Means are over the samples of all workers,
-/// so uneven shards do not distort them; num_samples is the sum over the workers, batch_count the mean. A Mean
-/// counts by its own samples, and a metric of classification.hpp is computed over the samples of all batches and
+/// epoch (by default for val_loss and val_accuracy). Each row of result.json has the passes begun so far as `epoch`,
+/// also the rows of validate() and of a trial's steps, unless a step gives its own `epoch`. Means are over the samples
+/// of all workers, so uneven shards do not distort them; num_samples is the sum over the workers, batch_count the mean.
+/// A Mean counts by its own samples, and a metric of classification.hpp is computed over the samples of all batches and
 /// workers. Any other value that is not a number is the first worker's. profile=true adds the map `profile`:
 /// mean_fwd_s, mean_grad_s, mean_apply_s, mean_train_epoch_s, or mean_eval_fwd_s, mean_validation_s. A metric with the
 /// name of a field that every report has, such as world_size, is an Error as in Session::report(); num_samples is
@@ -410,10 +410,10 @@ struct ValidateOptions {
 ///
 /// shutdown() marks the run as finished. If it is started again under its name, its calls up to the last train() return
 /// their saved results, even if the configuration has changed since, which is a warning. Later calls are made again,
-/// and if main has become longer, training continues. If it makes fewer calls than the saved state contains, shutdown()
-/// is an Error (ExitCode::usage). Several trainers of one main have separate runs: under --name
-/// NAME they are NAME, NAME_2, NAME_3, ..., in the order in which main makes the trainers, which must be the same in
-/// each start.
+/// and if main has become longer, training continues. If main makes fewer calls than the saved state contains,
+/// shutdown() is an Error (ExitCode::usage).
+/// Several trainers of one main have separate runs: under --name NAME they are NAME, NAME_2, NAME_3, ..., in the order
+/// in which main makes the trainers, which must be the same in each start.
 ///
 /// A trainer without --name, --storage and `muster run` leaves no folder in ./runs when it is shut down, unless
 /// something was saved there. After an error, and after a stop on request, the folder stays.

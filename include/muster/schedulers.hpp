@@ -109,7 +109,7 @@ struct OneCycleOptions {
 /// https://arxiv.org/abs/1708.07120).
 class MUSTER_API OneCycle final : public Schedule {
  public:
-  /// Throws an Error (ExitCode::usage) for invalid options, or if the optimizer has no momentum to move.
+  /// Throws an Error (ExitCode::usage) for invalid options, or with cycle_momentum if the optimizer has no momentum.
   OneCycle(torch::optim::Optimizer& optimizer, const OneCycleOptions& options);
 };
 

@@ -97,7 +97,7 @@ class Work final : public c10d::Work {
   bool is_over_ = false;  ///< true if advance() has returned true, or the operation has failed
   std::exception_ptr failure_;
   const std::chrono::steady_clock::time_point created_ = std::chrono::steady_clock::now();
-  // For torch.
+  // Only in a group of torch.distributed:
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   c10::intrusive_ptr<Work> self_;  ///< keeps this Work alive until its future is complete
   bool is_in_background_ = false;
