@@ -76,7 +76,7 @@ class MUSTER_API ExportedModuleImpl : public torch::nn::Module, public detail::g
 
   /// Switches the operators that depend on the mode: batch-norm, instance-norm, dropouts, LSTM, GRU, RNN, attention and
   /// rrelu. In evaluation the program does not count batches. The file does not tell whether F.dropout(x, 0.5) has a
-  /// mode of its own, so it follows this one; and of `if self.training:` it has one branch only.
+  /// mode of its own, so this dropout follows the module's mode. Of `if self.training:` the file has one branch only.
   ///
   /// An Error (ExitCode::usage) that names the operator, and nothing is changed, if one may depend on the mode and
   /// cannot be switched. A program that was exported in evaluation mode cannot be trained: train() is an Error
