@@ -11,11 +11,11 @@
  *   }
  *   muster_live_close(&live, NULL);
  *
- * A solver is the ranks of a communicator. A stream is a name, which the solver and a trainer's muster::Live
- * (muster/live.hpp) both give. Each sample has a number and all fields; of a field each rank sends its own block. The
- * trainer is a program of the same job, or other ranks of this program, on the same node. The first call of
- * muster_live_open(), muster_live_world() or muster::Live in a process is collective over MPI_COMM_WORLD, and every
- * rank makes one: ranks that neither simulate nor train call muster_live_world(NULL).
+ * A solver is a group of ranks: those of one communicator. A stream is identified by its name, which the solver and a
+ * trainer's muster::Live (muster/live.hpp) both give. A sample has a number and all fields; each rank sends its own
+ * block of each field. The trainer is a program of the same job, or other ranks of this program, on the same node. The
+ * first call of muster_live_open(), muster_live_world() or muster::Live in a process is collective over MPI_COMM_WORLD,
+ * and every rank makes one: ranks that neither simulate nor train call muster_live_world(NULL).
  *
  * Functions marked collective are called by all ranks of the solver in the same order, and return the same code on all
  * of them. MPI is called inside of these functions only, by the calling thread: MPI_THREAD_SINGLE is enough. No
@@ -44,8 +44,8 @@ enum {
   MUSTER_LIVE_OK = 0,         /* done; the sample was sent */
   MUSTER_LIVE_DROPPED = 1,    /* the rule has dropped this sample */
   MUSTER_LIVE_STOP = 2,       /* the trainer asks the solver to stop; it takes no more samples */
-  MUSTER_LIVE_NO_TRAINER = 3, /* no trainer has come, or it has ended; from then on a send costs one branch */
-  MUSTER_LIVE_ERROR = 4       /* muster_live_text() says what was wrong; later calls return the same */
+  MUSTER_LIVE_NO_TRAINER = 3, /* no trainer has come, or it has ended; later sends return this at once */
+  MUSTER_LIVE_ERROR = 4       /* muster_live_text() says what was wrong; later sends return this, too */
 };
 
 /* The type of a field's values. */
@@ -57,38 +57,38 @@ enum {
   MUSTER_LIVE_UINT8 = 4
 };
 
-/* What a send does when the queue to the trainer is full. */
+/* A solver's rule: what a send does when the queue to the trainer is full. */
 enum {
   MUSTER_LIVE_WAIT = 0,        /* waits, at most timeout_s; then the sample is dropped */
-  MUSTER_LIVE_DROP_OLDEST = 1, /* drops the oldest sample that the trainer has not begun to take */
-  MUSTER_LIVE_DROP_NEWEST = 2  /* drops the sample at hand */
+  MUSTER_LIVE_DROP_OLDEST = 1, /* drops the oldest sample; waits as above if the trainer is taking that one */
+  MUSTER_LIVE_DROP_NEWEST = 2  /* drops the sample that is being sent */
 };
 
 enum { MUSTER_LIVE_MAX_DIMS = 8, MUSTER_LIVE_MAX_FIELDS = 32, MUSTER_LIVE_MAX_NAME = 40 };
 
-/* Zero means the default. The same on all ranks of a solver. */
+/* A zero in any field means the default. The same on all ranks of a solver. */
 typedef struct muster_live_options {
   int solver;       /* this solver's number among those of the stream, from 0 on */
-  int64_t bytes;    /* memory of each rank for samples on their way to the trainer; default: 64 MiB */
+  int64_t bytes;    /* bytes of memory of each rank for samples on their way to the trainer; default: 64 MiB */
   int rule;         /* MUSTER_LIVE_WAIT or another rule */
   double timeout_s; /* how long to wait for the trainer; default: 300 s */
 } muster_live_options;
 
-/* A solver's samples: sent = arrived or on their way + dropped. */
+/* Counts of a solver's samples; those not dropped have reached the trainer or are on their way. */
 typedef struct muster_live_counts {
   int64_t sent;    /* samples given to muster_live_send(), those dropped included */
   int64_t dropped; /* by the rule */
-  double wait_s;   /* how long this rank has waited for room */
+  double wait_s;   /* seconds for which this rank has waited for room in the queue */
 } muster_live_counts;
 
-/* Splits MPI_COMM_WORLD by program: `part` has the ranks that the launcher has started with this one, as those of one
- * side of `mpirun -n 6 ./heat : -n 2 ./train`. The caller frees it. NULL: this rank only takes part. Collective over
- * MPI_COMM_WORLD. */
+/* Splits MPI_COMM_WORLD by program: `part` gets the ranks of this program, as on one side of the colon in
+ * `mpirun -n 6 ./heat : -n 2 ./train`. The caller frees it. NULL: this rank takes part and gets no communicator.
+ * Collective over MPI_COMM_WORLD. */
 MUSTER_LIVE_API int muster_live_world(MPI_Comm* part);
 
 /* Opens the stream `name`: letters, digits, '-', '_' and '.', at most MUSTER_LIVE_MAX_NAME of them. `comm` remains the
- * caller's. Waits for the trainer, at most timeout_s. `*live` is set whatever is returned, unless memory is short;
- * without a trainer all later calls on it return MUSTER_LIVE_NO_TRAINER. Collective over `comm`. */
+ * caller's. `options` may be NULL. Waits for the trainer, at most timeout_s. Sets `*live` whatever it returns, unless
+ * memory is short; without a trainer all later calls on it return MUSTER_LIVE_NO_TRAINER. Collective over `comm`. */
 MUSTER_LIVE_API int muster_live_open(MPI_Comm comm, const char* name, const muster_live_options* options,
                                      muster_live** live);
 
@@ -112,8 +112,8 @@ MUSTER_LIVE_API int muster_live_halo(muster_live* live, const char* name, const 
 MUSTER_LIVE_API int muster_live_send(muster_live* live, int64_t number, const void* const* values);
 
 /* Sets `number` to the sample to go on with: 0 in a fresh run. If the trainer goes on from a checkpoint, it is the one
- * after the last sample that the checkpoint has of this solver. Waits until the trainer knows. Declare everything
- * before. Collective. */
+ * after the last sample that the checkpoint has of this solver. Waits until the trainer knows it, at most
+ * timeout_s. Declare everything before. Collective. */
 MUSTER_LIVE_API int muster_live_next(muster_live* live, int64_t* number);
 
 /* Why the stream has ended, with the remedy, after MUSTER_LIVE_ERROR or MUSTER_LIVE_NO_TRAINER; otherwise empty. The

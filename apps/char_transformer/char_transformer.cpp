@@ -58,7 +58,7 @@ class Block : public nn::Module {
   std::int64_t heads;
 };
 
-/// Turns characters [N, length] into features [N, length, width]; each depends on the text up to its character.
+/// Turns characters [N, length] into features [N, length, width]. A feature depends on the text up to its character.
 class BodyImpl : public nn::Module {
  public:
   BodyImpl(std::int64_t width, std::int64_t layers, std::int64_t heads)

@@ -1,6 +1,6 @@
 // Trains a model made in Python (torch.export) on Fashion-MNIST, and saves the trained weights for Python.
 //
-//   python3 make_model.py resnet18 net.pt2                       # or the small one in data/
+//   python3 make_model.py resnet18 net.pt2                       # or use the model in data/
 //   mpirun -n 2 exported --model net.pt2 --save trained.pt
 //   python3 make_model.py --try resnet18 trained.pt
 #include "models/data.hpp"

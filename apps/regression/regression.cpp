@@ -85,8 +85,8 @@ int main(int argc, char** argv) {
   launch.app().add_option("--epochs", epochs, "Passes over the training set")->capture_default_str();
   launch.app().add_flag("--unscaled", unscaled, "Do not scale the features, to show the effect of scaling");
   return launch.run([&] {
-    // Diameters are hundredths and densities are about a thousand: the scaler gives each feature mean 0 and standard
-    // deviation 1. Scaler and encoder are fitted on the training set, and checkpoints hold their fitted state.
+    // In SI units, diameters are hundredths and densities about a thousand: the scaler gives each feature mean 0 and
+    // standard deviation 1. Scaler and encoder are fitted on the training set, and checkpoints hold their fitted state.
     std::vector<muster::PreprocessorPtr> steps{std::make_shared<SplitOffMaterial>(),
                                                muster::one_hot_encoder({"material"})};
     if (!unscaled) steps.push_back(muster::standard_scaler({"x"}));

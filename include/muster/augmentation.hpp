@@ -8,8 +8,8 @@
 //
 // Each sample of a batch gets its own random numbers, from the generator that Preprocessor::transform() describes.
 // Columns that are named together get the same crop and the same flip, such as an image and its mask. A list without
-// columns, or with one twice, is an Error (ExitCode::usage). Dimensions are counted within a sample: in a column of
-// shape [rows, 3, 32, 32], dimension 0 is the channels and −1 is the width.
+// columns, or with a column twice, is an Error (ExitCode::usage). Dimensions are counted within a sample: in a column
+// of shape [rows, 3, 32, 32], dimension 0 is the channels and −1 is the width.
 #pragma once
 
 #include <muster/detail/export.hpp>

@@ -88,7 +88,7 @@ class MUSTER_API Callback {
   /// rank has thrown or, if the rank left because another one failed, of the error that it received. The attempt is
   /// over, and another may follow.
   virtual void after_exception(const std::map<int, std::string>& /*errors*/) {}
-  /// Training is done.
+  /// Training has ended, and no worker has had an error.
   virtual void on_end() {}
 
   /// Metrics added to each report, averaged over the workers like all metrics. If the training function gives one of

@@ -30,13 +30,13 @@ class ReduceLROnPlateauScheduler;
 namespace muster {
 
 struct EarlyStoppingOptions {
-  /// The name of a reported number, or of one that validations of the reports' checkpoints give. NaN is never better.
+  /// The name of a number that reports give, or the validations of their checkpoints. NaN is never better.
   std::string metric = {};
   /// Whether a larger or a smaller value is better. Required.
   std::optional<ScoreOrder> mode = {};
-  /// Training ends after this many reports in a row that are no better than the best one; 0 is as 1.
+  /// Training ends after this many reports in a row that are no better than the best one; 0 counts as 1.
   int patience = 3;
-  /// A value is better only if it differs by more than this.
+  /// A value counts as better only if it is better than the best one by more than this.
   double min_delta = 0;
 };
 
@@ -65,7 +65,7 @@ struct LearningRateMonitorOptions {
 MUSTER_API std::shared_ptr<Callback> learning_rate_monitor(const torch::optim::Optimizer& optimizer,
                                                            const LearningRateMonitorOptions& options = {});
 
-/// Ends training, as finished, at the first report whose time_total_s has reached `time`. It includes earlier jobs.
+/// Ends training, as finished, at the first report whose time_total_s, earlier jobs included, has reached `time`.
 MUSTER_API std::shared_ptr<Callback> time_budget(std::chrono::milliseconds time);
 
 }  // namespace muster

@@ -67,7 +67,7 @@ class MUSTER_API SampleMetric {
 
   /// The value for this rank's samples.
   Json evaluate() const;
-  /// Adds to the sums.
+  /// Adds `sums` to the metric's sums, element by element.
   void count(const at::Tensor& sums);
   template <class M>
   static M taken(M& metric) {

@@ -46,8 +46,8 @@ struct GradBucket {
   /// buckets change: after the first backward() that computed all gradients, if it did not do so from the last
   /// parameter to the first, and when parameters are unfrozen that were frozen in prepare_model.
   std::any memory = {};
-  /// [views]: true if a sample of any rank has used the parameter since its .grad was last averaged; the same on all
-  /// ranks. The result in an unused view is ignored: that .grad stays as it is. Empty: all are used.
+  /// One for each view: true if a sample of any rank has used the parameter since its .grad was last averaged; the same
+  /// on all ranks. The result in an unused view is ignored: that .grad stays as it is. Empty: all are used.
   std::vector<bool> used = {};
 };
 

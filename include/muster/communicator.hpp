@@ -36,14 +36,14 @@ struct Topology {
   int local_size = 1;
   int node_rank = 0;  ///< nodes are numbered by their lowest rank
   int num_nodes = 1;
-  std::vector<int> node_of_rank;   ///< [size]
-  std::vector<std::string> hosts;  ///< [size], the host's name of each rank
+  std::vector<int> node_of_rank;   ///< [size], the number of each rank's node
+  std::vector<std::string> hosts;  ///< [size], the name of each rank's host
 };
 
 /// Memory of one rank that every rank of its node can access, so that collectives need not copy it. Made by
-/// Communicator::shared_memory(). Cheap to copy; the memory lives until the last copy is gone. Its addresses and
-/// its file descriptor are given back at the next call of shared_memory() on that communicator, once no rank has a
-/// copy.
+/// Communicator::shared_memory(). Cheap to copy; the memory lives until the last copy is gone. When no rank has a copy,
+/// the next call of shared_memory() on that communicator unmaps the memory's addresses and closes its file
+/// descriptor.
 ///
 /// A child of fork() writes to its own copy: its writes reach neither its parent nor another rank. Where it has not
 /// written, it may see the values at the time of the fork or the parent's present values.
@@ -94,8 +94,8 @@ class MUSTER_API Communicator {
   double all_reduce(double value, ReduceOp op = ReduceOp::sum) const;
   std::int64_t all_reduce(std::int64_t value, ReduceOp op = ReduceOp::sum) const;
 
-  /// Allocates `bytes` of memory, the same number on every rank, in which a node's ranks reduce large data without a
-  /// copy. If the ranks of a node cannot share memory, it is this rank's private memory. Collective.
+  /// Allocates `bytes` of memory, the same number on every rank. The ranks of a node reduce data in it without copying
+  /// the data first. If they cannot share memory, it is this rank's private memory. Collective.
   SharedMemory shared_memory(std::size_t bytes) const;
 
  private:

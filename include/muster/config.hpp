@@ -44,8 +44,8 @@ class NumWorkers {
 struct ScalingConfig {
   /// More workers than ranks is an error. The other ranks validate checkpoints (TrainerOptions::validation) or wait in
   /// fit(), and get the same Result. With {least, most} as many ranks train as there are, up to `most`; `muster run`
-  /// then starts the program with fewer ranks if not all are available, as with --min-workers, which overrides it. The
-  /// number of samples per step stays the same.
+  /// then starts the program with fewer ranks if not all are available, at least `least` or --min-workers. The number
+  /// of samples per step stays the same.
   NumWorkers num_workers = {};
   /// True: train on cuda:local_rank or, if another launch uses that GPU, on a free one. An error if there is none.
   bool use_gpu = false;
@@ -111,7 +111,7 @@ MUSTER_API void from_json(const Json& json, CheckpointConfig& options);
 /// prepared optimizers (Session::prepare_optimizer), and all workers take or skip the step alike. For `stop`, `skip`
 /// and `roll_back`, a model without a prepared optimizer is an Error (ExitCode::usage), and so is LBFGS. The loss
 /// itself is not checked: a NaN loss shows in its gradients, and an infinite loss with finite gradients does not harm
-/// the weights. A GradScaler checks first, and skips by its own rule the steps that it finds.
+/// the weights. A GradScaler checks before this, and skips bad steps by its own rule.
 ///
 /// For a fused optimizer the check is part of averaging or clipping; otherwise it reads the averages once.
 enum class BadNumbers {

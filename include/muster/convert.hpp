@@ -18,7 +18,7 @@ namespace muster {
 struct ConvertOptions {
   /// Names of the columns: one per input (idx, npy), or one for features and one for the target (csv); empty: x and y,
   /// and x for a single input. For h5, zarr and npz they choose and order the columns to copy, for h5 also fields of
-  /// compound values ("particles.mass"); empty: all, in the order of names, or for npz in that of the archive.
+  /// compound values ("particles.mass"); empty: all, in the order of names (npz: of the archive).
   std::vector<std::string> columns = {};
   /// Samples per chunk; empty: contiguous, the layout that reads fastest (compression needs chunks, and chooses about
   /// 256 KiB).
@@ -75,10 +75,10 @@ MUSTER_API std::vector<std::filesystem::path> convert_csv(const std::vector<std:
 
 /// One HDF5 file, "FILE.h5[:/group]", whose columns may have any layout and any filters that can be decoded here. They
 /// keep their types, in this machine's byte order, their attributes that hold numbers, booleans or strings, and the
-/// names of their dimensions (dimension scales, as NetCDF has them); enumerations become their integers. Memory is
-/// bounded: a copy in order holds about 80 MB, or as much as the largest chunk, and decodes each chunk once, unless the
-/// chunks of the same rows are larger than 64 MB together; a shuffled one holds 256 MB more, and reads the input again
-/// for every 256 MB that it writes, or for every 64 MB of the compound values that a column is a field of.
+/// names of their dimensions (dimension scales, as NetCDF has them); enumerations become their integers. A copy in
+/// order holds about 80 MB in memory, or as much as the largest chunk, and decodes each chunk once, unless the chunks
+/// of the same rows are larger than 64 MB together. A shuffled copy holds 256 MB more. It reads the input again for
+/// every 256 MB that it writes, or for a field of compound values, for every 64 MB of these values.
 MUSTER_API std::vector<std::filesystem::path> convert_h5(const std::vector<std::filesystem::path>& inputs,
                                                          const std::filesystem::path& output,
                                                          const ConvertOptions& options = {});
@@ -102,9 +102,9 @@ MUSTER_API Json describe_dataset(const std::string& path);
 
 /// Measures how fast training reads a dataset "FILE.h5[:/group]", and how fast it would be after the conversion that
 /// describe_dataset() advises, which is tried on the same samples in a folder in TMPDIR that is removed afterwards.
-/// Each takes about a second, or as long as one pass. The samples are the first ones: about 64 MB of values, fewer if
-/// they take longer than a second, in whole chunks, or all where HDF5 reads a column whole. They are read in a random
-/// order, `batch` at once, and come from the system's cache, not from the disk.
+/// Each measurement takes about a second, or as long as one pass. The samples are the first ones: about 64 MB of
+/// values, fewer if they take longer than a second, in whole chunks, or all where HDF5 reads a column whole. They are
+/// read in a random order, `batch` at once, and come from the system's cache, not from the disk.
 ///
 /// Returns {"samples", "batch", "cache" ("memory"), "now": {"first_pass", "later_passes"}, "converted": the same, or
 /// null if no conversion is advised}. A pass is {"samples_per_s", "bytes_per_s"}, of decoded values. The first pass

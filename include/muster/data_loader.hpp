@@ -7,7 +7,7 @@
 //     for (auto& batch : *loader) …                      // on the session's device
 //   }
 //
-// Samples are divided as in a DatasetShard: every sample once per epoch, and the same number of steps on every worker,
+// Samples are divided as in a DatasetShard: every sample once per pass, and the same number of steps on every worker,
 // with the last step divided evenly. Passes count like a shard's passes (see BatchOptions::training). A stopped run
 // continues in the middle of a pass, which it finds by the loader's name; batches that were only read ahead do not
 // count as taken.
@@ -64,7 +64,7 @@ class DataLoader : public detail::data::Loader<Dataset> {
   std::int64_t batch_samples() const noexcept { return this->samples_; }
   /// True if it was given a sampler, which divides the samples among the workers.
   bool has_own_sampler() const noexcept { return this->sampler_->is_own(); }
-  /// The weight of the current batch.
+  /// The weight of the current batch in its step.
   const std::shared_ptr<const detail::step::BatchWeight>& step() const noexcept { return this->sampler_->batch(); }
 
  private:

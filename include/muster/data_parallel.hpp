@@ -40,9 +40,9 @@ struct DataParallelOptions {
 };
 
 /// Averages a model's gradients over ranks, in every backward(), as long as it lives; afterwards the model is an
-/// ordinary one again. It holds the module. Any number may live at once, over the same ranks or over others, and they
-/// may be destroyed in any order. Destroyed after MPI_Finalize, it does nothing; what needs other ranks is then an
-/// Error (ExitCode::usage).
+/// ordinary one again. It shares ownership of the module. Any number of these objects may live at once, over the same
+/// ranks or over others, and they may be destroyed in any order. After MPI_Finalize the destructor does nothing, and
+/// calls that need other ranks are an Error (ExitCode::usage).
 ///
 /// All ranks make the same collective calls in the same order, with the same options, and run the same backward(). Each
 /// backward() must reach a parameter on every rank: a rank without a batch takes part with a weight of 0 (step()).
@@ -55,9 +55,9 @@ struct DataParallelOptions {
 class MUSTER_API DataParallel {
  public:
   /// Compares the model's names, shapes and types over the ranks, copies rank 0's weights and buffers to all of them,
-  /// in place, and averages gradients from then on. The module stays on the device of its first parameter; what lies
-  /// elsewhere is moved there. `ranks`: from from_mpi() (muster/mpi.hpp) or a Launch; its timeout stays its own. Errors
-  /// are those of Session::prepare_model. Collective.
+  /// in place, and averages gradients from then on. The module stays on the device of its first parameter; parameters
+  /// on other devices are moved there. `ranks` is a communicator of from_mpi() (muster/mpi.hpp) or of a Launch, and
+  /// keeps its own timeout. Errors are those of Session::prepare_model. Collective.
   DataParallel(const Communicator& ranks, std::shared_ptr<torch::nn::Module> module,
                const DataParallelOptions& options = {});
   template <ModuleHolder Holder>
@@ -88,13 +88,13 @@ class MUSTER_API DataParallel {
   /// Call it before evaluation and before save(). Collective.
   void average_buffers();
 
-  /// Writes `state` to `folder`, which holds nothing else, all ranks together. What is there is replaced once the new
-  /// one is whole and durable; if any rank fails, it stays, and all ranks throw the same Error. Gradients and torch's
-  /// random state are not saved. The folder of a run, or a checkpoint, is an Error (ExitCode::usage). Collective.
+  /// All ranks together write `state` to `folder`; use it for nothing else. A complete and durable new state replaces
+  /// the earlier one; if a rank fails, the earlier one stays, and all ranks throw the same Error. Gradients and torch's
+  /// random state are not saved. An Error (ExitCode::usage) for the folder of a run or a checkpoint. Collective.
   void save(const std::filesystem::path& folder, const StateEntries& state);
   /// Loads what save() has written, at any number of ranks; entries of per_rank() need the same number. Returns false
-  /// if there is none. Throws an Error (ExitCode::data) if it is damaged, or if names, shapes or types differ; then
-  /// nothing was changed. Collective.
+  /// if nothing was saved. Throws an Error (ExitCode::data) if the saved state is damaged, or if names, shapes or types
+  /// differ; then nothing was changed. Collective.
   bool load(const std::filesystem::path& folder, const StateEntries& state);
 
  private:

@@ -118,21 +118,21 @@ struct DatasetOptions {
   /// is read in order, or whole by a batch, stays only when it comes again. If a column of such chunks does not fit,
   /// BatchOptions::shuffle takes an order that reads each chunk once. Columns that HDF5 must convert (numbers of fewer
   /// bits than their bytes have, say) or decode (a filter that muster does not know) are read once, whole, and kept if
-  /// they fit. Beyond that HDF5 keeps chunks, and reads values without chunks batch by batch, slowly in a random order.
+  /// they fit. If not, HDF5 keeps some chunks, and values without chunks are read batch by batch, slowly if shuffled.
   /// If the files are larger than the memory of the node or of the job's control group, BatchOptions::shuffle reads
   /// encoded chunks of 64 KB or more past the page cache. Until they are decoded they take up to max(cache_bytes / 4,
-  /// 64 MB) beside cache_bytes. Memory comes in blocks of up to 16 MB per size of chunks.
+  /// 64 MB) beside cache_bytes. Each size of chunks has its own blocks of memory: up to 16 MB, or one larger chunk.
   std::int64_t cache_bytes = std::int64_t{1} << 30;
 };
 
-/// Which windows of an array are samples. Each list has a number for each dimension of the first variable, in values.
+/// Which windows of an array are samples. `size`, `stride` and `margin` have a number of values for each dimension.
 struct WindowOptions {
-  /// The size of a window; 0: the whole dimension.
+  /// The size of a window in each dimension of the first variable; 0: the whole dimension.
   std::vector<std::int64_t> size;
-  /// From one window to the next; 0, or an empty list: the window's size, so that windows do not overlap.
+  /// The distance from one window to the next; 0, or an empty list: the window's size, so that windows do not overlap.
   std::vector<std::int64_t> stride = {};
-  /// Values on both sides of a window that it gets in addition, at most as many as the dimension has; empty: none.
-  /// Beyond the ends of the array they are NaN, or 0 in a column without NaN.
+  /// How many more values a window gets on both sides, at most as many as the dimension has; empty: none. Beyond the
+  /// ends of the array they are NaN, or 0 in a column without NaN.
   std::vector<std::int64_t> margin = {};
   /// "FILE:/NAME", a variable with some of the first one's dimensions. A window is left out unless at least
   /// `mask_share` of the mask's values in it, margins apart, are neither 0 nor NaN.
@@ -142,8 +142,8 @@ struct WindowOptions {
   /// windows with a value, margins apart, whose time is below first or above last. A coordinate is a variable with the
   /// name of its only dimension, as NetCDF has them, in the group of the first variable or one around it. Windows begin
   /// at the first value of the part, and `origin` and the margins are those in the whole variable. An Error
-  /// (ExitCode::data) if there is no such coordinate, if the part is empty, or if other values lie inside of it. For a
-  /// part by index, see Dataset::subset.
+  /// (ExitCode::data) if there is no such coordinate, if no value lies in the part, or if values outside of it lie
+  /// between values inside. For a part by index, see Dataset::subset.
   std::vector<std::pair<std::string, std::pair<double, double>>> range = {};
   /// See DatasetOptions::cache_bytes.
   std::int64_t cache_bytes = std::int64_t{1} << 30;
@@ -163,8 +163,8 @@ struct RaggedOptions {
   at::Scalar padding = 0;
   /// Values of a sample beyond this length are left out; empty: none are.
   std::optional<std::int64_t> max_length = {};
-  /// See DatasetOptions::cache_bytes. BatchOptions::shuffle has no order in lanes here: of encoded chunks that do not
-  /// fit, a random order decodes almost a chunk for each sample.
+  /// See DatasetOptions::cache_bytes. BatchOptions::shuffle does not use lanes here: if encoded chunks do not fit, a
+  /// random order decodes almost one chunk for each sample.
   std::int64_t cache_bytes = std::int64_t{1} << 30;
 };
 
@@ -202,8 +202,8 @@ using StreamReader = std::function<std::optional<StreamRows>()>;
 using MakeStream = std::function<StreamReader(const StreamShard&)>;
 
 namespace detail::data {
-/// True for a function that can change the batch it is given. One that takes a Batch by value would change a copy; it
-/// accepts a temporary, too.
+/// True for a function that can change the batch it is given. False for one that takes a Batch by value, which would
+/// change a copy: such a function accepts a temporary, too.
 template <class F, class... Given>
 concept ChangesBatch = std::invocable<F&, Batch&, Given...> &&
     std::is_void_v<std::invoke_result_t<F&, Batch&, Given...>> && !std::invocable<F&, Batch, Given...>;
@@ -278,8 +278,8 @@ class MUSTER_API Dataset {
   /// The first variable has the dimensions of the windows. The others are aligned with it by the names of their
   /// dimensions, as NetCDF has them, and may lack some: a window of orography [latitude, longitude] goes with that of
   /// t2m [time, latitude, longitude] at the same place. Without names they must have the same shape, and it is an Error
-  /// (ExitCode::data) if two dimensions have one size other than 1. Windows that would end beyond the array are left
-  /// out.
+  /// (ExitCode::data) if two dimensions have the same size, other than 1. Windows that would end beyond the array are
+  /// left out.
   ///
   /// Windows that share chunks of the file have neighbouring indices: a chunk's windows come one after the other. Of
   /// encoded chunks that do not fit into cache_bytes, a shuffled pass takes the windows of up to 64 such groups at a
@@ -345,7 +345,7 @@ class MUSTER_API Dataset {
 
   /// The number of samples.
   std::int64_t count() const;
-  /// The columns, in order. A dimension of −1 has a size of its own in each batch, see ragged().
+  /// The columns, in order. The size of a dimension of −1 differs from batch to batch, see ragged().
   Schema schema() const;
   /// The samples with the given indices, in the given order (0 ≤ i < count(); repeats allowed). The random numbers of a
   /// preprocessor depend on the first index only.
@@ -361,9 +361,9 @@ class MUSTER_API Dataset {
   ///
   /// subset() and random_split() open the dataset. Nothing is copied: a subset has its list of indices in memory, and a
   /// part of a random split has nothing. An Error (ExitCode::usage) if an index does not exist, if a part would be
-  /// empty, or for a stream. Preprocessors that the dataset has are applied to the subset, and those that the subset
-  /// gets only to it. `shuffle` and all other options of a pass work as on any dataset, except that a subset of a
-  /// dataset with encoded chunks has no order in lanes (BatchOptions::shuffle). If its chunks do not fit into
+  /// empty, or for a stream. The dataset's preprocessors are applied to the subset; the subset's own, only to the
+  /// subset. `shuffle` and all other options of a pass work as on any dataset, except that a subset of a dataset with
+  /// encoded chunks has no order in lanes (BatchOptions::shuffle). If its chunks do not fit into
   /// DatasetOptions::cache_bytes, a random order decodes almost a chunk for each sample.
   Dataset subset(std::vector<std::int64_t> samples) const;
   /// Random parts that have no sample in common and together have all of them, the same on every machine for one seed.
@@ -385,8 +385,8 @@ class MUSTER_API Dataset {
   /// not depend on `threads`. schema() calls the function for one sample, on the caller's thread, as read() does.
   ///
   /// In a pass the function is called on other threads, ahead of time. If no function or preprocessor of the dataset
-  /// has more than one thread, the thread that reads calls them. Otherwise there are `threads` more threads, the
-  /// largest number counts, and up to BatchOptions::prefetch_batches + threads − 1 batches are read ahead. If
+  /// has more than one thread, the thread that reads calls them. Otherwise there are as many more threads as the
+  /// largest `threads` says, and up to BatchOptions::prefetch_batches + threads − 1 batches are read ahead. If
   /// prefetch_batches is 0, or after a preprocessor that takes no generator, the function is called on the thread that
   /// iterates. Its exceptions are thrown when their batch is due. A pass that is left early waits for the calls under
   /// way. torch's operators use as many threads in each of these threads as in the one that iterates.
@@ -475,7 +475,7 @@ struct BatchOptions {
   int prefetch_batches = 1;
   /// Shuffles only within blocks of this many samples per worker, which is cheaper for the disk than `shuffle`.
   std::optional<std::int64_t> local_shuffle_buffer_size = {};
-  /// The seed of the local shuffle, allowed only with one; empty: the run's seed.
+  /// The seed of the local shuffle; empty: the run's seed. Allowed only with local_shuffle_buffer_size.
   std::optional<std::uint64_t> local_shuffle_seed = {};
   /// Draws samples with replacement, sample i with the probability weights[i] / sum of the weights, as torch's
   /// WeightedRandomSampler does. A tensor [count()] of numbers ≥ 0 on the CPU; empty: each sample comes once. It is
@@ -500,7 +500,7 @@ struct BatchOptions {
   ///
   /// The shuffled order is divided into windows of 100 × bucket_samples. The samples of a window are sorted by length
   /// and cut into buckets of `bucket_samples`. The buckets come in random order, a short one at the end of the pass,
-  /// and the samples of a bucket in random order. Give the samples of a step, over all workers, or a multiple of it.
+  /// and the samples of a bucket in random order. Use the number of samples per step over all workers, or a multiple.
   /// The order does not depend on the number of workers.
   std::optional<std::int64_t> bucket_samples = {};
   /// Converts columns after reading, as in {{"x", at::kFloat}}, or all of them, as in at::kFloat.
@@ -511,9 +511,9 @@ struct BatchOptions {
   std::optional<at::Device> device = {};
 };
 
-/// One pass over a shard. It begins with begin(), which may be called once, and ends after its last batch or with the
-/// range. Owns what it iterates over. An error in reading (muster::Error with ExitCode::data, or what a preprocessor
-/// throws) is thrown by begin() or ++ when that batch is due, and again by each ++ after it.
+/// One pass over a shard. It begins with begin(), which may be called once, and ends after its last batch or when the
+/// range is destroyed. Owns what it iterates over. An error in reading (muster::Error with ExitCode::data, or what a
+/// preprocessor throws) is thrown by begin() or ++ when that batch is due, and again by each ++ after it.
 class MUSTER_API BatchRange {
  public:
   class iterator {

@@ -1,4 +1,4 @@
-// Whether training would start on this machine or on the nodes of a launcher's ranks, as `muster doctor` reports it.
+// Checks whether training would start on this machine or on the nodes of a launcher's ranks, for `muster doctor`.
 #pragma once
 
 #include <muster/detail/export.hpp>

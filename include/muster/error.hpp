@@ -15,14 +15,14 @@ enum class ExitCode : int {
   user_error = 1,        ///< an exception of the user's own code
   usage = 64,            ///< wrong flags, options or calls; a run whose name or directory cannot be used
   data = 65,             ///< bad data, configuration file, checkpoint or model; no GPU although one is wanted
-  missing_package = 69,  ///< a package is missing
+  missing_package = 69,  ///< a program or library is missing here, or was when muster was built
   retry = 75,            ///< a lost rank, a timeout, a disk that is full or not writable: trying again may help
   stopped = 85,          ///< stopped on request, state saved
   interrupted = 130,     ///< Ctrl-C
 };
 
-/// True if a job that ends with this code may succeed when it is started again; then `muster run` tries, and so does a
-/// trainer with FailureConfig::max_failures. True for codes that are not muster's own.
+/// True if a job that ends with this code may succeed when it is started again. Then `muster run` starts it again, and
+/// a trainer with FailureConfig::max_failures makes another attempt. True for codes that are not muster's own.
 constexpr bool is_worth_retrying(ExitCode code) noexcept {
   switch (code) {
     case ExitCode::done:

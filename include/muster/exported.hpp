@@ -8,11 +8,11 @@
 //   muster::save_torch(muster::state_dict(net), "trained.pt");
 //   # in Python        model.load_state_dict(torch.load("trained.pt", weights_only=True))
 //
-// Export in training mode, model.train(): the file has one mode, and only that of training has all that training needs.
+// Export in training mode, model.train(): a file has one mode, and only the training mode has all that training needs.
 // train() and eval() switch the mode here. Export without run_decompositions(), which makes programs for inference.
 //
-// A file holds a graph of torch's operators, no code: nothing in it is executed but operators of `aten`, and arithmetic
-// of sizes. Files are not trusted; invalid contents are an Error (ExitCode::data) that names the file.
+// A file holds a graph, no code: nothing in it is executed but operators of `aten` and of ExportedOptions::namespaces,
+// and arithmetic of sizes. Files are not trusted; invalid contents are an Error (ExitCode::data) that names the file.
 //
 // This header needs torch's modules, so muster.hpp leaves it out.
 #pragma once
@@ -39,9 +39,9 @@ struct ExportedOptions {
   /// Namespaces of operators that may run besides torch's own, as in {"torchvision"}. The library that registers them
   /// must be linked in or loaded. Allow only operators that do no harm whatever their arguments are.
   std::vector<std::string> namespaces = {};
-  /// Lets operators that draw random numbers, such as randn_like of a variational autoencoder, do so in evaluation too.
-  /// The file does not tell whether they are for training only, as in stochastic depth. So eval() is otherwise an Error
-  /// for a program that has one. Dropouts need no such leave.
+  /// Operators that draw random numbers, such as randn_like of a variational autoencoder, may run in evaluation, too.
+  /// The file does not tell whether they are for training only, as in stochastic depth. So without this option eval()
+  /// is an Error for a program that has such an operator. Dropouts do not need it.
   bool keep_random = false;
 };
 
@@ -50,7 +50,7 @@ struct ExportedOptions {
 /// tied in Python are one tensor under both names; parameters() lists it twice, so step it with an optimizer of
 /// session.prepare_optimizer(), which steps it once. Use it in one thread at a time.
 ///
-/// An input whose shape is not one that was exported is an Error (ExitCode::usage) that names the input and the
+/// An input whose shape does not fit the exported shape is an Error (ExitCode::usage) that names the input and the
 /// dimension; sizes that are expressions, such as 2 * batch, are not checked. What an operator throws is passed on,
 /// with the line of the model's Python source.
 class MUSTER_API ExportedModuleImpl : public torch::nn::Module, public detail::gradients::BatchNormOperators {
@@ -76,15 +76,15 @@ class MUSTER_API ExportedModuleImpl : public torch::nn::Module, public detail::g
 
   /// Switches the operators that depend on the mode: batch-norm, instance-norm, dropouts, LSTM, GRU, RNN, attention and
   /// rrelu. In evaluation the program does not count batches. The file does not tell whether F.dropout(x, 0.5) has a
-  /// mode of its own, so it follows this one; and of `if self.training:` it has one branch only.
+  /// mode of its own, so this dropout follows the module's mode. Of `if self.training:` the file has one branch only.
   ///
   /// An Error (ExitCode::usage) that names the operator, and nothing is changed, if one may depend on the mode and
   /// cannot be switched. A program that was exported in evaluation mode cannot be trained: train() is an Error
   /// (ExitCode::usage).
   void train(bool on = true) override;
 
-  /// Devices in the graph, such as that of torch.zeros(3, device="cpu"), become the model's. Buffers that are not
-  /// persistent and constants move along.
+  /// Moves parameters, all buffers and constants; constants keep their type. Devices in the graph, as in torch.zeros(3,
+  /// device="cpu"), become the model's.
   void to(at::Device device, torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Dtype dtype, bool non_blocking = false) override;
   void to(at::Device device, bool non_blocking = false) override;
@@ -101,8 +101,8 @@ class MUSTER_API ExportedModuleImpl : public torch::nn::Module, public detail::g
 TORCH_MODULE(ExportedModule);
 
 /// Returns the module in a file of torch.export.save(), on the CPU and in the mode in which it was exported. An Error
-/// (ExitCode::data) that names the file if it does not exist, is damaged, or has another version of the format; one
-/// that names the operator or the object if the program needs what cannot run here. Acts on the calling rank only.
+/// (ExitCode::data) names the file if it does not exist, is damaged, or has another version of the format, and the
+/// operator or object if the program needs one that cannot run here. Acts on the calling rank only.
 MUSTER_API ExportedModule load_exported(const std::filesystem::path& file, const ExportedOptions& options = {});
 
 /// Writes the program in the file `program` with the tensors of `state`, by Python's names, for torch.export.load() and

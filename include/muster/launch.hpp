@@ -86,7 +86,7 @@ struct LaunchFlags {
   bool profile_operators = false;
 };
 
-/// A result of the program's work, such as Result: it has an exit code and the error behind it, which is printed once.
+/// What the body of Launch::run() may return, such as a Result: it has an exit code, and its error is printed once.
 template <class T>
 concept HasExitCode = requires(const T& ended) {
   { ended.exit_code() } -> std::same_as<ExitCode>;
@@ -144,7 +144,7 @@ class MUSTER_API Launch {
     });
   }
 
-  /// The communicator of all ranks.
+  /// The communicator of all ranks of this launch.
   const Communicator& communicator() const noexcept;
   int rank() const noexcept { return communicator().rank(); }
   int size() const noexcept { return communicator().size(); }
@@ -160,7 +160,7 @@ class MUSTER_API Launch {
   int cpus_per_rank() const noexcept;
   /// This process's number among the processes of the whole launch on its node; it selects the GPU.
   int local_process_index() const noexcept;
-  /// Inside run(): the processes of the whole launch on this host.
+  /// Inside run(): the processes of the whole launch on this host, not only of a sweep's trial.
   const std::set<pid_t>& processes_of_host() const noexcept;
   /// Returns the next trainer's number in this launch, from 1 on: the suffix of its run's name under --name.
   int next_trainer_number() noexcept;
@@ -174,7 +174,7 @@ class MUSTER_API Launch {
   /// ranks within two seconds, whatever the program does.
   ///
   /// Signals are noted from the moment the Launch is made; muster handles none before, so they have their usual effect.
-  /// `muster run` takes a rank that one of them ends before that for stopped, not failed.
+  /// If one of these signals ends a rank before that, `muster run` counts the rank as stopped, not failed.
   bool stop_requested() const noexcept;
   /// Inside run(): the time until the limit of --time-limit or, without it, until the end of the batch job, as
   /// Slurm, PBS or LSF tell it. Negative afterwards; empty if there is no limit.

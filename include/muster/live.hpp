@@ -33,65 +33,65 @@ struct LiveState;
 
 /// Which samples are kept, and which of them are drawn.
 enum class LiveRule {
-  fifo,       ///< each sample once, in the order in which they came
-  firo,       ///< each sample once, in random order
-  reservoir,  ///< any sample again and again; a new one replaces a random one that has been used, never an unused one
-  uniform,    ///< the same, but kept are a random part of all samples that ever came (Vitter, "Random sampling with a
-              ///< reservoir", ACM TOMS 11, 1985)
+  fifo,       ///< draws each sample once, in the order in which the samples came
+  firo,       ///< draws each sample once, in random order
+  reservoir,  ///< draws samples repeatedly; a new one replaces a random one that was used, never an unused one
+  uniform,    ///< draws in the same way, but keeps a random subset of all samples that ever came (Vitter, "Random
+              ///< sampling with a reservoir", ACM TOMS 11, 1985)
 };
 
 /// The same on all ranks.
 struct LiveOptions {
-  /// `reservoir` is that of Meyer et al., "High throughput training of deep surrogates from large ensemble runs" (SC
-  /// 2023), and so are `fifo` and `firo`.
+  /// `fifo`, `firo` and `reservoir` are the rules of Meyer et al., "High throughput training of deep surrogates from
+  /// large ensemble runs" (SC 2023).
   LiveRule rule = LiveRule::reservoir;
-  /// Memory of each rank for samples, the one that is being received included. An Error if it holds no sample.
+  /// Memory of each rank for samples, in bytes. An Error if it does not hold `watermark` and the held-out samples.
   std::int64_t bytes = std::int64_t{1} << 30;
-  /// The first batch waits until so many samples have come, over all ranks.
+  /// The first batch waits until this many training samples have come, over all ranks, or all solvers have closed.
   std::int64_t watermark = 1;
-  /// A sample leaves the memory after so many uses; 0: no limit. `fifo` and `firo` use each sample once.
+  /// A sample leaves the memory after this many uses; 0: no limit. `fifo` and `firo` use each sample once.
   std::int64_t max_uses = 0;
-  /// The share of a batch, 0 to 1, that was never used before. A batch waits for them while solvers run. Not with
-  /// `uniform`, which may throw them away before.
+  /// The least fraction of a batch, 0 to 1, of samples that were never used before. A batch waits for such samples
+  /// while solvers run. Not allowed with `uniform`, which may throw them away unused.
   double min_fresh = 0;
-  /// How many samples are drawn, over all ranks, when all solvers have closed and their last sample has come. Empty: as
-  /// many as it takes until each sample in memory was used.
+  /// How many more samples are drawn, over all ranks, once all solvers have closed and their last sample has come.
+  /// Empty: as many as it takes until each sample in memory was used.
   std::optional<std::int64_t> after_end = {};
-  /// Draws of an epoch, over all ranks; the last epoch may have fewer.
+  /// Samples drawn in an epoch, over all ranks; the last epoch may have fewer.
   std::int64_t samples_per_epoch = 1024;
-  /// One of so many samples is held out for validation, chosen by its number; 0: none.
+  /// One in this many samples is held out for validation, chosen by its number; 0: none.
   std::int64_t validation_every = 0;
-  /// At most so many samples are held out, over all ranks, rounded up to a multiple of the ranks; others of their
-  /// numbers are used for training.
+  /// At most this many samples are held out, over all ranks, rounded up to a multiple of the ranks. Once they are
+  /// there, all later samples are used for training.
   std::int64_t validation_samples = 64;
   /// How many solvers there are: their numbers are 0 to solvers − 1. Training goes on until all of them have closed.
   int solvers = 1;
   /// Seeds the draws; empty: from the launch's --seed.
   std::optional<std::uint64_t> seed = {};
-  /// How long to wait for the first solver.
+  /// How long to wait for the first solver, and later for each next sample; then an Error (ExitCode::retry).
   std::chrono::seconds timeout{300};
 };
 
-/// Where the samples are, over all ranks and since the run began. Each sample that was sent is in one of the places:
-/// sent = on_its_way + waiting + used + validation + dropped_by_solver + dropped_by_trainer + lost.
+/// What has become of the samples, over all ranks and since the run began. Each sample is counted once: sent =
+/// on_its_way + waiting + used + validation + dropped_by_solver + dropped_by_trainer + lost.
 struct LiveLedger {
-  std::int64_t sent = 0;        ///< given to muster_live_send() by the solvers
-  std::int64_t on_its_way = 0;  ///< in the memory between solver and trainer
+  std::int64_t sent = 0;        ///< passed to muster_live_send() by the solvers
+  std::int64_t on_its_way = 0;  ///< in the shared memory between solver and trainer
   std::int64_t waiting = 0;     ///< in the reservoir and never used
-  std::int64_t used = 0;        ///< drawn at least once, whether still in the reservoir or not
+  std::int64_t used = 0;        ///< drawn at least once, whether or not they are still in the reservoir
   std::int64_t validation = 0;  ///< held out
   std::int64_t dropped_by_solver = 0;
   std::int64_t dropped_by_trainer = 0;  ///< by the rule `uniform`, or sent again after a restart
-  std::int64_t lost = 0;  ///< with a solver that died, on their way when the run was restarted, or without room in a
-                          ///< reservoir that now has fewer ranks
+  std::int64_t lost = 0;  ///< lost with a solver that died, on their way when the run was restarted, or without room
+                          ///< after a restart with fewer ranks
   std::int64_t draws = 0;
-  double trainer_wait_s = 0;  ///< how long the ranks have waited for samples, their mean
+  double trainer_wait_s = 0;  ///< seconds for which a rank has waited for samples; the mean of the ranks
   bool operator==(const LiveLedger&) const = default;
 };
 
-/// Initialises MPI unless the program has, and finds the ranks that the launcher has started with this program.
-/// Finalises MPI if it has initialised it. Collective over MPI_COMM_WORLD, with muster_live_world() or
-/// muster_live_open() on the ranks of other programs. Lives in main, before the Launch.
+/// Initialises MPI unless the program has, and finds the ranks that the launcher has started with this program. The
+/// destructor finalises MPI if the constructor has initialised it. Make it in main, before the Launch. Collective over
+/// MPI_COMM_WORLD: ranks of other programs call muster_live_world() or muster_live_open().
 class MUSTER_API LiveWorld {
  public:
   LiveWorld();
@@ -99,7 +99,7 @@ class MUSTER_API LiveWorld {
   LiveWorld& operator=(const LiveWorld&) = delete;
   ~LiveWorld();
 
-  /// The ranks of this program, for Launch.
+  /// The ranks of this program, for the Launch.
   const Communicator& part() const noexcept;
 
  private:
@@ -107,34 +107,34 @@ class MUSTER_API LiveWorld {
   std::unique_ptr<State> state_;
 };
 
-/// The trainer's end of a stream. It receives samples on a thread of its own, which does not call MPI, from its
-/// constructor until it is destroyed; then the solvers' sends return MUSTER_LIVE_NO_TRAINER. Make it inside of
+/// The trainer's end of a stream. From its constructor until its destructor, it receives samples on a thread of its
+/// own, which does not call MPI; afterwards the solvers' sends return MUSTER_LIVE_NO_TRAINER. Make it inside of
 /// Launch::run(). All ranks of the launch train, and they are on one node, as are the solvers.
 ///
-/// Each sample comes whole to one rank: sample by sample to one rank after the other.
+/// Each sample goes as a whole to one rank; the samples of a solver go to the ranks in turn.
 class MUSTER_API Live {
  public:
   /// Waits until the first solver has sent a sample. An Error (ExitCode::usage) if no rank of the job is left for a
-  /// solver, if another Live has this name, or if the options do not suit; (ExitCode::retry) if no solver comes in
-  /// time. Collective.
+  /// solver, if another Live has this name, or if an option is out of range; an Error (ExitCode::retry) if no solver
+  /// comes in time. Collective.
   Live(const Launch& launch, const std::string& name, const LiveOptions& options = {});
   Live(const Live&) = delete;
   Live& operator=(const Live&) = delete;
   ~Live();
 
   /// The samples to train with. A pass has samples_per_epoch draws, or fewer if the solvers have ended. Its passes are
-  /// collective, and a run goes on in the middle of one. Dataset::read() and what uses it look at samples without
-  /// drawing them. A preprocessor is fitted on the first `watermark` samples. `prefetch_batches` has no effect, and
-  /// options of an order, such as `shuffle`, are an Error (ExitCode::usage).
+  /// collective, and a run that is resumed continues in the middle of a pass. Dataset::read() and what uses it look at
+  /// samples without drawing them. A preprocessor is fitted on the first `watermark` samples. `prefetch_batches` has no
+  /// effect, and options that choose an order, such as `shuffle`, are an Error (ExitCode::usage).
   Dataset dataset() const;
-  /// The samples that are held out. A pass draws validation_samples samples: each rank goes round those it has, and a
+  /// The samples that are held out. A pass draws validation_samples samples: each rank cycles through its own, and a
   /// rank that has none yet draws none. Name it in DataConfig::datasets_to_split, or set split_all; otherwise each rank
   /// draws that many. An Error (ExitCode::usage) without validation_every.
   Dataset validation() const;
 
-  /// An entry of the session's State, such as {"live", live}: the samples in memory, with the ledger. A checkpoint
-  /// takes LiveOptions::bytes for each rank. A run that goes on takes them over, at any number of ranks. Without this
-  /// entry it begins with an empty reservoir.
+  /// An entry of the session's State, such as {"live", live}: the samples in memory, with the ledger. In a checkpoint
+  /// it takes up to LiveOptions::bytes for each rank. A run that is resumed takes the samples over, at any number of
+  /// ranks; without this entry it begins with an empty reservoir. Collective.
   operator StateEntry() const;
 
   /// Asks all solvers to stop: the next send of each returns MUSTER_LIVE_STOP, at the same sample on all of its ranks.

@@ -36,15 +36,15 @@ struct ModelOptions {
   /// larger gradient alone), in the order in which the first backward() computed them; so are others where node-shared
   /// memory is too small. If a size that you set has no effect, the log says so.
   std::size_t bucket_bytes = std::size_t{4} << 20;
-  /// The same for the first bucket of each type; a small one is ready early.
+  /// The same for the first bucket of each type. A small first bucket is ready early, so averaging begins early.
   std::size_t first_bucket_bytes = std::size_t{1} << 20;
   /// How a bucket is averaged, in place of a plain sum; see muster/comm_hooks.hpp. Gradients then do not go through
   /// node-shared memory, except over several nodes with bf16_compress_hook() or fp16_compress_hook(), and optimizers
   /// are not fused.
   CommHook comm_hook = {};
-  /// True: a separate thread averages gradients while backward() computes. Unless given, it does so where that is
-  /// faster: if a rank has at least one core more than threads of torch. For parameters on the CPU; gloo and NCCL
-  /// always have threads.
+  /// True: a separate thread averages gradients while backward() computes. Empty: it does so if a rank has at least one
+  /// core more than threads of torch, since that is faster. Only for parameters on the CPU; gloo and NCCL always have
+  /// threads of their own.
   std::optional<bool> progress_thread = {};
   /// Replaces torch's batch-norms in the torch::nn::Sequential containers of the model by those of
   /// muster/sync_batch_norm.hpp, with the same parameters and names. Those of an ExportedModule are synchronised too.
@@ -112,7 +112,7 @@ class MUSTER_API Join {
   /// next backward().
   ~Join();
 
-  /// This rank has no more batches. Collective.
+  /// Tells the other ranks that this one has no more batches, and waits until all ranks are done. Collective.
   void finish();
 
  private:

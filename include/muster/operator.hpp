@@ -71,8 +71,8 @@ enum class SchedulerStepFreq { batch, epoch, manual };
 /// Describes one call of train() or validate().
 struct EpochInfo {
   std::int64_t epoch_idx = 0;                  ///< passes over the training data begun before the current one
-  std::optional<std::int64_t> num_steps = {};  ///< batches of this call; empty: the rest of the pass
-  Json info = Json::object();                  ///< TrainOptions::info
+  std::optional<std::int64_t> num_steps = {};  ///< batches of this call; empty: the rest of the pass, in validate() all
+  Json info = Json::object();                  ///< TrainOptions::info or ValidateOptions::info
 };
 /// Describes one batch of a call of train() or validate().
 struct BatchInfo : EpochInfo {
@@ -94,7 +94,7 @@ class MUSTER_API AverageMeterCollection {
  private:
   struct Meter {
     Mean mean = {};
-    std::vector<Json> accumulators = {};  ///< one of each batch, for a metric of classification.hpp
+    std::vector<Json> accumulators = {};  ///< of single batches or merged ones; for a metric of classification.hpp
     std::optional<Metric> last = {};
     std::int64_t last_weight = 0;
   };
@@ -147,7 +147,7 @@ struct BatchColumns {
   std::string target = {};                 ///< empty: the one column that is not a feature
 };
 
-/// A source of an operator's batches. A pass over it takes each sample once.
+/// Where the batches of an operator's train() or validate() come from: a dataset, or a data loader.
 class MUSTER_API OperatorLoader {
  public:
   /// A dataset, split among the workers; without OperatorTrainerOptions::add_dist_sampler each worker takes all of it.
@@ -254,7 +254,7 @@ class MUSTER_API TrainingOperator {
     /// [](auto& optimizer) { return torch::optim::StepLR(optimizer, 10); }. Needs
     /// OperatorTrainerOptions::scheduler_step_freq.
     Schedulers schedulers = {};
-    /// For all optimizers.
+    /// These options hold for all optimizers.
     OptimizerOptions optimizer_options = {};
     /// RaySGD's options for NVIDIA's Apex. libtorch has no Apex, so giving them is an Error.
     Json apex_args = {};
@@ -322,7 +322,7 @@ class MUSTER_API TrainingOperator {
 /// Whether an operator's workers compute on GPUs. If a node has more ranks than GPUs, they share them.
 enum class UseGpu {
   automatic,  ///< if every rank sees a GPU
-  always,     ///< an Error where there is none
+  always,     ///< an Error on a rank without a GPU
   never,
 };
 
@@ -348,8 +348,8 @@ struct OperatorTrainerOptions {
   /// True: 16 bits where that is safe: half with a scaler on a GPU, bfloat16 on the CPU. The operator casts nothing by
   /// hand. It is torch's own mixed precision; libtorch has no Apex.
   bool use_fp16 = false;
-  /// A progress line while training, a line for each call, and a summary when the trainer is shut down, if the
-  /// run has a name or --storage.
+  /// Shows a progress line while training and a line for each call. A run with --name or --storage, or under
+  /// `muster run`, also gets a summary when the trainer is shut down.
   bool use_tqdm = false;
   /// True: the workers divide the samples of register_data(). False: each worker takes all of them.
   bool add_dist_sampler = true;
@@ -362,7 +362,7 @@ struct TrainOptions {
   /// the rest of the current pass. In a run that is kept (see OperatorTrainerBase) it is an Error for a stream or a
   /// loader with your own sampler, whose positions cannot be saved.
   std::optional<std::int64_t> num_steps = {};
-  /// Adds one worker's timers to the result, as `profile`.
+  /// Adds the first worker's timers to the result, as `profile`; with reduce_results = false, each worker's.
   bool profile = false;
   /// True: results are reduced over the workers. False: the result is the list of each worker's results.
   bool reduce_results = true;
@@ -388,14 +388,14 @@ struct ValidateOptions {
 ///
 /// Results. train() returns num_samples, epoch (passes begun so far), batch_count, and for each metric m of
 /// train_batch() (by default train_loss) its mean m and its last value last_m. validate() returns the same without
-/// epoch (by default for val_loss and val_accuracy). The rows of result.json have the same number as `epoch`, including
-/// rows of validate() and of a trial's steps, unless a step gives its own. Means are over the samples of all workers,
-/// so uneven shards do not distort them; num_samples is the sum over the workers, batch_count the mean. A Mean
-/// counts by its own samples, and a metric of classification.hpp is computed over the samples of all batches and
+/// epoch (by default for val_loss and val_accuracy). Each row of result.json has the passes begun so far as `epoch`,
+/// also the rows of validate() and of a trial's steps, unless a step gives its own `epoch`. Means are over the samples
+/// of all workers, so uneven shards do not distort them; num_samples is the sum over the workers, batch_count the mean.
+/// A Mean counts by its own samples, and a metric of classification.hpp is computed over the samples of all batches and
 /// workers. Any other value that is not a number is the first worker's. profile=true adds the map `profile`:
 /// mean_fwd_s, mean_grad_s, mean_apply_s, mean_train_epoch_s, or mean_eval_fwd_s, mean_validation_s. A metric with the
-/// name of a field that every report has, such as world_size, is an Error as in Session::report(); num_samples is none
-/// of these.
+/// name of a field that every report has, such as world_size, is an Error as in Session::report(); num_samples is
+/// allowed.
 ///
 /// Restarts. A lost rank ends the job. Under `muster run`, and in a run that was named by --name, train() saves the
 /// state and the results of all calls so far: at its end, and also at its beginning if other calls have changed the
@@ -410,10 +410,10 @@ struct ValidateOptions {
 ///
 /// shutdown() marks the run as finished. If it is started again under its name, its calls up to the last train() return
 /// their saved results, even if the configuration has changed since, which is a warning. Later calls are made again,
-/// and if main has become longer, training continues. If it makes fewer calls than the saved state contains, shutdown()
-/// is an Error (ExitCode::usage). Several trainers of one main have separate runs: under --name
-/// NAME they are NAME, NAME_2, NAME_3, ..., in the order in which main makes the trainers, which must be the same in
-/// each start.
+/// and if main has become longer, training continues. If main makes fewer calls than the saved state contains,
+/// shutdown() is an Error (ExitCode::usage).
+/// Several trainers of one main have separate runs: under --name NAME they are NAME, NAME_2, NAME_3, ..., in the order
+/// in which main makes the trainers, which must be the same in each start.
 ///
 /// A trainer without --name, --storage and `muster run` leaves no folder in ./runs when it is shut down, unless
 /// something was saved there. After an error, and after a stop on request, the folder stays.
@@ -469,7 +469,7 @@ class MUSTER_API OperatorTrainerBase {
                       OperatorTrainerOptions options);
   /// Runs one trial of a sweep: `num_iterations` calls of `step`, or of the default step if `step` is empty.
   Result run_trial(std::int64_t num_iterations, const std::function<Json(std::int64_t)>& step);
-  /// `options` for a trial with these settings on the ranks of `launch`.
+  /// Returns `options` as changed for a trial with these settings on the ranks of `launch`.
   static OperatorTrainerOptions of_trial(OperatorTrainerOptions options, const Launch& launch, const Config& settings);
   TrainingOperator& local_operator();
   Json apply_operators(const std::function<Json(TrainingOperator&)>& function);

@@ -16,7 +16,7 @@
 //
 // Several optimizers may step the same parameters. If several of them could be fused with the averaging of a model's
 // gradients, the one that was prepared last is fused. All prepared optimizers step with the averages of the gradients
-// from backward(), in any order, even if all passes were in no_sync(). Gradients that the program itself writes into
+// from backward(), in any order, even if every backward() was in no_sync(). Gradients that the program writes into
 // .grad, such as those of autograd::grad(), are averaged by a fused optimizer only: make them the same on all ranks
 // (session.mean).
 //
@@ -40,7 +40,7 @@
 // nothing is written, if a fused optimizer finds in its step that the ranks have written different values or have
 // different options. This happens when an optimizer that is not prepared steps with this rank's own gradients, and with
 // sharpness-aware minimisation without average_gradients(). Optimizers that are not fused do not check this; each
-// report compares the learning rates of all.
+// report compares the learning rates of all optimizers.
 //
 // An optimizer stops being fused, with the same results, when an option cannot be fused (such as amsgrad in a loaded
 // state), when a group has other parameters, or when it lacks an unfrozen parameter. If another tensor (another

@@ -118,7 +118,7 @@ class MUSTER_API TorchPredictor {
 struct BatchPredictorOptions {
   /// Rows per call of the model.
   std::int64_t batch_size = 256;
-  /// Columns of the dataset that are written beside the predictions, as they are stored.
+  /// Columns that are written beside the predictions, as the dataset gives them, before the checkpoint's preprocessor.
   std::vector<std::string> keep_columns = {};
 };
 

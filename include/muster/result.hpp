@@ -27,15 +27,15 @@ struct MUSTER_API MetricsTable {
   std::vector<double> column(const std::string& name) const;
 };
 
-/// The same on every rank.
+/// What fit() returns, the same on every rank.
 struct MUSTER_API Result {
   /// The metrics of the last report, as in the last line of result.json; null if there was none.
   Json metrics;
-  /// The last committed checkpoint.
+  /// The newest intact checkpoint that was not rolled back; empty if there is none.
   std::optional<Checkpoint> checkpoint;
   /// The run's folder, STORAGE/NAME.
   std::filesystem::path path;
-  /// Why training ended early.
+  /// Why training ended early, or why validations are still pending; empty on success.
   std::optional<Error> error;
   /// The intact checkpoints still on disk, without rolled-back ones, with their reports' metrics: best first with a
   /// score attribute, otherwise newest first.
@@ -54,8 +54,8 @@ struct MUSTER_API Result {
   /// metrics_history as columns and rows.
   MetricsTable metrics_table() const;
 
-  /// The result of a run that is over, read from its folder by this process alone, without a Launch. An error in it has
-  /// ExitCode::user_error. Throws an Error (ExitCode::data) if `path` is not a run's folder.
+  /// The result of a run that is over, read from its folder by this process alone, without a Launch. If it has failed,
+  /// `error` has ExitCode::user_error and its text. Throws an Error (ExitCode::data) if `path` is not a run's folder.
   static Result from_path(const std::filesystem::path& path);
 };
 

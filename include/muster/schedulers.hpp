@@ -39,7 +39,7 @@ class MUSTER_API Schedule : public torch::optim::LRScheduler {
   std::vector<double> get_last_lr() const { return get_current_lrs(); }
 
  protected:
-  /// A value as a function of the number of steps so far and the group's own learning rate.
+  /// A learning rate or momentum as a function of the number of steps so far and the group's own learning rate.
   using Curve = std::function<double(std::int64_t step, double base)>;
   Schedule(torch::optim::Optimizer& optimizer, Curve lr, Curve momentum = {});
 
@@ -54,11 +54,11 @@ class MUSTER_API Schedule : public torch::optim::LRScheduler {
 
 struct LinearWarmupOptions {
   std::int64_t warmup_steps = 0;
-  /// The initial fraction of the learning rate. With 0 the first step changes nothing.
+  /// The initial fraction of the learning rate. With 0 the optimizer's first step changes nothing.
   double start_factor = 0;
 };
 
-/// Increases the learning rate linearly from `start_factor` of it to all of it, as Python's LinearLR.
+/// Raises the learning rate linearly from start_factor × the group's own rate to that rate, as Python's LinearLR.
 class MUSTER_API LinearWarmup final : public Schedule {
  public:
   LinearWarmup(torch::optim::Optimizer& optimizer, const LinearWarmupOptions& options);
@@ -96,9 +96,9 @@ struct OneCycleOptions {
   bool cycle_momentum = true;
   double base_momentum = 0.85;
   double max_momentum = 0.95;
-  /// The initial learning rate is max_lr / div_factor,
+  /// The initial learning rate is max_lr / div_factor.
   double div_factor = 25;
-  /// and the final one is the initial one / final_div_factor.
+  /// The final learning rate is the initial one / final_div_factor.
   double final_div_factor = 1e4;
   /// True: the learning rate falls for as many steps as it rose, then anneals to the final rate. False: it falls during
   /// all remaining steps.
@@ -109,7 +109,7 @@ struct OneCycleOptions {
 /// https://arxiv.org/abs/1708.07120).
 class MUSTER_API OneCycle final : public Schedule {
  public:
-  /// Throws an Error (ExitCode::usage) for invalid options, or if the optimizer has no momentum to move.
+  /// Throws an Error (ExitCode::usage) for invalid options, or with cycle_momentum if the optimizer has no momentum.
   OneCycle(torch::optim::Optimizer& optimizer, const OneCycleOptions& options);
 };
 

@@ -44,7 +44,7 @@ class MUSTER_API ScriptModuleImpl : public torch::nn::Module {
   explicit ScriptModuleImpl(const torch::jit::Module& script);
   ~ScriptModuleImpl() override;
 
-  /// The program's forward(), for one tensor to one tensor; an Error (ExitCode::usage) if it returns something else.
+  /// Calls the program's forward() with one tensor; an Error (ExitCode::usage) if it returns anything but one tensor.
   at::Tensor forward(const at::Tensor& input);
   /// Calls any of its methods, with any values: auto out = net->call({x, state}).toTuple();
   c10::IValue call(std::vector<c10::IValue> inputs, const std::string& method = "forward");

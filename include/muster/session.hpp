@@ -85,9 +85,9 @@ struct ReportedCheckpoint {
   CheckpointStatus status = CheckpointStatus::committed;
 };
 
-/// A worker's information about a coming end of the job (a preemption, a time limit).
+/// What the workers know about a coming end of the job (a preemption, a time limit); the same on all of them.
 struct Preemption {
-  /// True if some worker has been asked to stop, or its time is over.
+  /// True if some worker has been asked to stop, or has just enough time left to save.
   bool asked = false;
   /// The time until the job ends, on the worker that has the least of it; empty if no limit is known.
   std::optional<std::chrono::duration<double>> time_left = {};
@@ -201,7 +201,7 @@ class MUSTER_API Session {
   c10::intrusive_ptr<c10d::ProcessGroup> process_group() const;
   /// A communicator of the workers, for the training function's own use.
   const Communicator& communicator() const noexcept;
-  /// Collective.
+  /// Returns when all workers have called it. Collective.
   void barrier() const;
   /// Announces that this worker will be busy for `time` with its own work while others may wait for it: their timeout
   /// (--timeout) counts from the end of that time. Long work for which no rank waits need not be announced. A call
@@ -280,7 +280,7 @@ class MUSTER_API Session {
   /// only, and backward passes with and without a weight that accumulate for one average, or for one step of a fused
   /// optimizer. With weights, fused optimizers do not average in their step, so .grad holds the averages. SyncBatchNorm
   /// leaves out the samples of a rank with weight 0; a model with SyncBatchNorm must call forward() inside the scope,
-  /// too. In 16 bits the first weights should be near the numbers of samples, since gradients are multiplied by them.
+  /// too. In 16 bits the first weights should be near the numbers of samples, by which muster divides them.
   template <class AnyBatch>
   requires requires(const AnyBatch& batch) {
     { step_weight_of(batch) } -> std::convertible_to<std::shared_ptr<const detail::step::BatchWeight>>;
@@ -345,7 +345,7 @@ class MUSTER_API Session {
 
   /// For your own loops: true if any worker has been asked to stop. Then report a State, which saves it and ends
   /// training, or return. If the training function returns after this was true, the run is not finished: it ends as
-  /// stopped, and continues when it is started again. Collective.
+  /// stopped (with ExitCode::retry if nothing was saved), and continues when it is started again. Collective.
   bool should_stop();
 
   /// Adds a callback for the rest of this call of the training function; it may refer to the function's objects. Like
@@ -369,7 +369,7 @@ class MUSTER_API Session {
   /// RUN/artifacts, created on the first call: for your own files, which are in no checkpoint and are never deleted.
   std::filesystem::path artifacts() const;
 
-  // For a Backend.
+  // For a Backend (muster/trainer.hpp).
 
   /// The launch's flags, among them --backend and --timeout.
   const LaunchFlags& flags() const noexcept;

@@ -46,10 +46,10 @@ struct SuperviseOptions {
 ///
 /// The ranks are asked to save and stop by SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGHUP unless it is ignored (nohup), and
 /// when the reader of standard output has gone. A second SIGINT ends everything at once with ExitCode::interrupted. A
-/// host of `hosts` that cannot be reached is left out like a lost one; after a failure they are asked (ssh HOST echo),
-/// since not every launcher names it. Lost hosts are asked from time to time whether they answer again; then the ranks
-/// save their state, and all start again. A node that Slurm has drained is left out at the next start. Each problem is
-/// printed once. Only one call at a time, in a process that has no other children.
+/// host of `hosts` that cannot be reached is left out like a lost one. After a failure, `hosts` are asked (ssh HOST
+/// echo), since not every launcher names the lost host. Lost hosts are asked from time to time whether they answer
+/// again; then the ranks save their state, and all start again. A node that Slurm has drained is left out at the next
+/// start. Each problem is printed once. Only one call at a time, in a process that has no other children.
 MUSTER_API int supervise(const SuperviseOptions& options);
 
 }  // namespace muster

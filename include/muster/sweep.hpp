@@ -42,7 +42,7 @@ class MUSTER_API Domain {
   std::vector<Json> values_;
 };
 
-/// Every value; a sample has a trial for each of them.
+/// Each of the values: a sample has one trial for each value.
 MUSTER_API Domain grid(std::vector<Json> values);
 /// One of the values, all equally likely.
 MUSTER_API Domain choice(std::vector<Json> values);
@@ -100,12 +100,12 @@ enum class TrialStatus {
 };
 
 struct Trial {
-  std::string name = {};                      ///< trial_00003
+  std::string name = {};                      ///< such as trial_00003
   Config config = {};                         ///< the trial's settings, drawn from the space
-  TrialStatus status = TrialStatus::waiting;  ///< also failed if it lost a rank again and again
+  TrialStatus status = TrialStatus::waiting;  ///< failed, too, if the trial lost a rank again and again
   /// The metrics of its last report that has SweepOptions::metric, or else of its last report; null if there was none.
   Json metrics = {};
-  /// The last committed checkpoint.
+  /// The newest intact checkpoint of its run; empty if there is none.
   std::optional<Checkpoint> checkpoint = {};
   /// STORAGE/SWEEP/trial_00003, the folder of its run.
   std::filesystem::path path = {};

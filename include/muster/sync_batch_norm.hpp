@@ -39,7 +39,7 @@ class MUSTER_API Synchronised {
   Synchronised(const Synchronised&) noexcept {}
   Synchronised& operator=(const Synchronised&) noexcept { return *this; }
   virtual ~Synchronised() = default;
-  /// `ranks` is held weakly: the module may outlive its session, and is an ordinary batch-norm after it.
+  /// `ranks` is held weakly: the module may outlive its session, and is an ordinary batch-norm from then on.
   void synchronise_over(const std::shared_ptr<BatchNormRanks>& ranks, int layer) {
     ranks_ = ranks;
     layer_ = layer;
@@ -50,7 +50,7 @@ class MUSTER_API Synchronised {
   int layer_ = 0;  ///< number of this layer in the model
 };
 
-/// A batch-norm operator of a module that runs operators instead of submodules, such as an exported program.
+/// A batch-norm operator, for modules that run operators instead of submodules, such as an exported program.
 class MUSTER_API SynchronisedOperator : public Synchronised {
  public:
   bool is_connected() const noexcept { return !ranks_.expired(); }

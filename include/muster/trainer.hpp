@@ -116,9 +116,9 @@ struct TrainerOptions {
   PreprocessorPtr preprocessor = {};
   /// The user's own JSON, kept with the run and its checkpoints.
   Json metadata = Json::object();
-  /// The checkpoint from which a run without its own checkpoints starts. Its reports and its time count from 0 even so.
+  /// The checkpoint from which a run without its own checkpoints starts. The run's reports and time still count from 0.
   std::optional<Checkpoint> resume_from_checkpoint = {};
-  /// How checkpoints are validated whose reports ask for it; see muster/validation.hpp.
+  /// How a checkpoint is validated if its report asks for it; see muster/validation.hpp.
   ValidationConfig validation = {};
 };
 MUSTER_API void to_json(Json& json, const TrainerOptions& options);

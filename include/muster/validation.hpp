@@ -17,18 +17,18 @@
 //   session.report(metrics, state, {.validation = true});        // in train
 //
 // Ranks that do not train run validations, with their own communicator: one checkpoint after the other, oldest first,
-// each as soon as it is committed, and no worker waits. When training has ended, they finish the validation they are
-// in, and all ranks together run those that are left; if every rank trains, or only one thread may call MPI, these are
-// all validations. A run that is asked to stop begins only those that will end before its time is over, as far as this
-// is known. The others are pending, and run when the run is started again. If training was done, the job ends with
+// each as soon as it is committed, and no worker waits. When training has ended, these ranks finish the validation that
+// is running, and all ranks together run the rest. If every rank trains, or only one thread may call MPI, all
+// validations run after training. A run that is asked to stop begins only validations that should end before its time
+// is over. The others are pending, and run when the run is started again. If training was done, the job ends with
 // ExitCode::stopped, so that it is started again. Validations that a lost job had begun are pending, too.
 //
 // The function's metrics are reduced over the ranks as in Session::report(), written to validation.json in the
 // checkpoint's folder, and added to the row of its report, where they replace reported metrics of the same name.
 // CheckpointConfig::checkpoint_score_attribute may name one, and a checkpoint is not deleted while its validation is
-// pending and the trainer has a validation function. The row's "checkpoint_status" has the validation's status. A
-// function that throws, or takes longer than `timeout`, is a warning; the metrics that earlier validations had are then
-// null.
+// pending and the trainer has a validation function. The row's "checkpoint_status" has the validation's status. If the
+// function throws, or takes longer than `timeout`, there is a warning, and the row has null for the metrics that
+// earlier validations returned.
 #pragma once
 
 #include <muster/checkpoint.hpp>
@@ -79,9 +79,9 @@ class MUSTER_API ValidationFunction {
 struct ValidationConfig {
   ValidationFunction function = {};
   /// The longest time for one validation. After it, the validation is given up, and its ranks validate nothing more in
-  /// this job. If no rank is left for the later ones, they are pending, and the job ends as above. If its function
-  /// still does not end, it is left on its thread: when main returns there, the process ends without the destructors of
-  /// static objects. If only one thread may call MPI, there is no timeout.
+  /// this job. If no rank is left for later validations, these are pending, and the job ends with ExitCode::stopped. A
+  /// function that still does not return keeps running on its thread: when main returns on that rank, the process ends
+  /// without the destructors of static objects. If only one thread may call MPI, there is no timeout.
   std::chrono::milliseconds timeout = std::chrono::hours(1);
 };
 MUSTER_API void to_json(Json& json, const ValidationConfig& options);

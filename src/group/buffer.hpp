@@ -14,14 +14,14 @@ namespace muster::detail::group {
 /// How an operation accesses a tensor.
 enum class Access { read, write, update };
 
-/// Returns comm's type for the elements; nothing if they can be moved but not reduced.
+/// Returns the type of `comm/` for the elements; nothing if they can be moved but not reduced.
 std::optional<comm::Dtype> dtype_of(at::ScalarType type) noexcept;
 
 class Buffer {
  public:
-  /// Uses the tensor's own memory if it is contiguous, on the CPU, and no conjugate or negative view; else a copy on
-  /// the CPU. Throws an Error that begins with `doing` if the tensor is undefined, sparse, quantised or nested, on a
-  /// device other than CPU and GPU, or if it is written and its elements share memory.
+  /// Uses the tensor's own memory if it is contiguous, on the CPU, and no conjugate or negative view; otherwise makes a
+  /// copy on the CPU. Throws an Error that begins with `doing` if the tensor is undefined, sparse, quantised or nested,
+  /// on a device other than CPU and GPU, or if it is written and its elements share memory.
   Buffer(const at::Tensor& tensor, Access access, std::string_view doing);
 
   std::size_t count() const { return static_cast<std::size_t>(memory_.numel()); }
@@ -29,7 +29,7 @@ class Buffer {
   /// The elements in the tensor's order, contiguous, without gradient.
   const at::Tensor& memory() const noexcept { return memory_; }
   void* data() const;
-  /// A message of `count` elements from `first` on; as bytes if comm does not have their type.
+  /// Returns a message to or from `rank`: `count` elements from `first` on; as bytes if comm does not have their type.
   comm::Message message(int rank, std::size_t first, std::size_t count) const;
   comm::Message message(int rank) const { return message(rank, 0, count()); }
   /// The type in which message() counts elements.
@@ -37,8 +37,8 @@ class Buffer {
 
   /// Multiplies the operation's input by `factor`; a tensor that is only read is not changed.
   void scale(const at::Scalar& factor);
-  /// Makes finish() divide the sum by the number of ranks. Half types travel as float, on all ranks, since a sum may be
-  /// too large for them when its average is not.
+  /// Makes finish() divide the sum by the number of ranks. 16-bit types are sent as float, on all ranks, since a sum
+  /// may be too large for them although its average is not.
   void average_over(int ranks);
 
   /// The last step of the operation: divides, and copies the result to the tensor if it has other memory.

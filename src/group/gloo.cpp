@@ -1,5 +1,5 @@
-// The only file that includes gloo's headers. They may be of another release of gloo than torch's, since only functions
-// of torch are used here, and gloo's device is only passed on.
+// The only file that includes gloo's headers. These may belong to another release of gloo than torch uses: only
+// functions of torch are called here, and gloo's device is only passed on.
 #include "group/backends.hpp"
 
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -26,8 +26,8 @@ std::string numeric(const sockaddr* address, socklen_t length) {
   return ::getnameinfo(address, length, text, sizeof text, nullptr, 0, NI_NUMERICHOST) == 0 ? text : "";
 }
 
-/// Returns an address of this host that other hosts can reach: that of its name, or, if the name means loopback as in
-/// many hosts' /etc/hosts, that of the first interface that is up.
+/// Returns an address of this host that other hosts can reach: that of its name, or the first interface's IPv4 address
+/// if the name means loopback, as in many hosts' /etc/hosts. Returns the name if there is no such interface.
 std::string address_of(const std::string& host) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;

@@ -158,7 +158,7 @@ std::vector<Message> MpiBackend::to_all(const Buffer& buffer) const {
 }
 
 at::Tensor MpiBackend::allocateTensor(long size, at::TensorOptions options) {
-  // supportsTensorAlloc() gets only an index, which does not tell a GPU from the CPU.
+  // supportsTensorAlloc() gets only an index, so it cannot refuse GPUs.
   if (!options.device().is_cpu()) return at::empty({size}, options);
   const auto bytes = static_cast<std::size_t>(size) * options.dtype().itemsize();
   const auto memory = collectives_.communicator().shared_memory(bytes);

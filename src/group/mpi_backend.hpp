@@ -33,7 +33,7 @@ class MpiBackend final : public c10d::Backend {
   using Tensors = std::vector<at::Tensor>;
   using Started = c10::intrusive_ptr<c10d::Work>;
 
-  /// `communicator` must serve this backend only. `for_torch`: as torch_backend.hpp says.
+  /// `communicator` must serve this backend only. `for_torch`: true for torch.distributed (torch_backend.hpp).
   MpiBackend(Communicator communicator, const ProcessGroupOptions& options, bool for_torch = false);
 
   const std::string getBackendName() const override { return "muster"; }
@@ -88,7 +88,7 @@ class MpiBackend final : public c10d::Backend {
 
   /// Starts the parts that were added to `work`, and returns it.
   Started start(Operation work);
-  /// `inputs`: for torch's profiler.
+  /// Makes the Work of an operation. `inputs` are only for torch's profiler.
   Operation begin(c10d::OpType type, const char* title, const Tensors& inputs,
                   std::chrono::milliseconds timeout = c10d::kUnsetTimeout, bool is_async = true);
   void prepare(Buffer& buffer, const Reduction& reduction) const;
@@ -103,7 +103,7 @@ class MpiBackend final : public c10d::Backend {
   int checked_rank(const Work& work, int64_t rank) const;
   /// Returns the list. Throws an Error unless it has one entry for every rank.
   const Tensors& one_per_rank(const Work& work, const Tensors& tensors) const;
-  /// Returns the messages that transfer tensors[r] to or from rank r; its type must be that of `other`.
+  /// Returns the messages that transfer tensors[r] to or from rank r; the tensors must have the type of `other`.
   std::vector<comm::Message> messages_of(Work& work, const Tensors& tensors, Access access, const Buffer& other) const;
   std::vector<comm::Message> to_all(const Buffer& buffer) const;
 

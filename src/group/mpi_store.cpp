@@ -104,7 +104,7 @@ class MpiStore::Connection {
         try {
           serve(collectives, stop);
         } catch (const Error&) {
-          // MPI has failed. Ranks that ask get an error from MPI too, or wait until their limit.
+          // MPI has failed. Ranks that ask get an error from MPI too, or wait until their timeout.
         }
       });
   }

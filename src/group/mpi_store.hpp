@@ -1,4 +1,4 @@
-// A c10d store over MPI: the ranks of torch's own backends find each other by it. It opens no port and writes no file.
+// A c10d store over MPI, by which the ranks of gloo and NCCL find each other. It opens no port and writes no file.
 #pragma once
 
 #include "base/export.hpp"
@@ -27,8 +27,8 @@ struct StoreRequest {
   Bytes expected = {};  ///< for compare_set
 };
 
-/// Carries out a request and returns the answer; nothing if there is no such key. Numbers are in decimal, as in c10d's
-/// other stores.
+/// Carries out a request and returns the answer. For get and erase, returns nothing if there is no such key. Numbers
+/// are in decimal, as in c10d's other stores.
 std::optional<Bytes> handle(std::map<std::string, Bytes>& table, const StoreRequest& store_request);
 
 /// Keys and values that the ranks of a communicator share.
@@ -52,7 +52,7 @@ class MUSTER_INTERNAL_API MpiStore final : public c10d::Store {
   void set(const std::string& key, const Bytes& value) override;
   using c10d::Store::compareSet;
   Bytes compareSet(const std::string& key, const Bytes& expected, const Bytes& desired) override;
-  /// Waits for the key.
+  /// Waits until a rank has set the key; throws as wait() does.
   Bytes get(const std::string& key) override;
   std::int64_t add(const std::string& key, std::int64_t value) override;
   bool deleteKey(const std::string& key) override;

@@ -1,4 +1,4 @@
-// Translates c10d's reductions to comm's; some need a step before or after.
+// Translates c10d's reductions to those of `comm/`; some need a step before or after.
 #pragma once
 
 #include "comm/collectives.hpp"

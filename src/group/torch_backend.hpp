@@ -31,7 +31,7 @@ MUSTER_INTERNAL_API c10::intrusive_ptr<c10d::Backend> make_torch_backend(Communi
 
 /// Returns a process group that has `backend` for tensors on the CPU: that of make_torch_backend(), or torch's debug
 /// wrapper of it. torch's own ProcessGroup names every backend of a plug-in "custom", for example in DDP's logging, and
-/// refuses it sequence numbers; this group says "muster" and has them. The function that creates a backend
+/// has no sequence numbers for it; this group says "muster" and has them. The function that creates a backend
 /// (register_backend) may return this group instead, if the group needs no other backend, such as one for an
 /// accelerator. Local.
 MUSTER_INTERNAL_API c10::intrusive_ptr<c10d::ProcessGroup> make_torch_group(c10::intrusive_ptr<c10d::Store> store,

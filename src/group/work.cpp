@@ -14,7 +14,7 @@
 namespace muster::detail::group {
 namespace {
 
-/// Returns muster's error as torch's. `late`: it is about a timeout.
+/// Converts a muster::Error into torch's DistBackendError; leaves other exceptions. `late`: true for a timeout.
 std::exception_ptr as_torchs(const std::exception_ptr& failure, bool late) try {
   std::rethrow_exception(failure);
 } catch (const Error& error) {
@@ -86,7 +86,7 @@ bool Work::advance() {
 }
 
 void Work::end() {
-  // Freeing a tensor may wait for Python, so that this comes without the lock.
+  // Freeing a tensor may wait for Python's interpreter lock, so it must not happen under lock().
   buffers_.reset();
   last_step_ = nullptr;
   finish(failure_);
@@ -136,7 +136,7 @@ bool Work::wait(std::chrono::milliseconds timeout) {
       if (auto* const part = pending_part())
         part->wait_until([this] { return isCompleted(); }, waiting(), longest);
       else
-        std::this_thread::yield();  // another thread ends it now
+        std::this_thread::yield();  // another thread is ending this operation
     } catch (const RemoteError&) {
       fail(std::current_exception());
     } catch (const Error& error) {
@@ -163,7 +163,7 @@ bool Work::advances_in_background() {
     auto work = weak.lock();
     if (!work) return comm::Advanced{.is_over = true};
     const bool is_over = work->is_over_, ends = work->advance();
-    // The thread may hold the last reference by now: it is dropped without the lock.
+    // The thread may hold the last reference by now, so `then` drops it, without the lock.
     return comm::Advanced{.is_over = is_over || ends, .then = [work = std::move(work), ends] {
                             if (ends) work->end();
                           }};

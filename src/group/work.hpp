@@ -29,8 +29,8 @@ namespace muster::detail::group {
 /// An error on another rank ends the operation and becomes its exception(). A wait() that exceeds its timeout throws,
 /// but does not end the operation: it may be waited for again.
 ///
-/// In a group of torch.distributed (torch_backend.hpp) a thread advances it, too, where MPI allows several threads, as
-/// long as the program or a future of it holds the Work. Its calls are thread-safe, and its failures are
+/// In a group of torch.distributed (torch_backend.hpp), a thread also advances the operation if MPI allows several
+/// threads, as long as the program holds the Work or a future of it. Its calls are thread-safe, and its failures are
 /// c10::DistBackendError. A future ends with that error once the operation has exceeded its timeout.
 class Work final : public c10d::Work {
  public:
@@ -44,7 +44,7 @@ class Work final : public c10d::Work {
     bool for_torch = false;  ///< true in a group of torch.distributed
     bool is_async = true;    ///< false if the caller waits for it at once
   };
-  /// `inputs`: for torch's profiler.
+  /// `inputs` are only for torch's profiler.
   Work(int rank, const Options& options, const std::vector<at::Tensor>& inputs);
 
   const char* title() const noexcept { return options_.title; }
@@ -80,7 +80,7 @@ class Work final : public c10d::Work {
   std::unique_lock<std::mutex> lock() const;
   /// Call with the lock. True if this call has found the operation at its end; end() must follow, without the lock.
   bool advance();
-  /// Frees the memory and tells those who wait.
+  /// Frees the memory, and completes the Work and its future.
   void end();
   void fail(std::exception_ptr failure);
   bool advances_in_background();
@@ -94,12 +94,12 @@ class Work final : public c10d::Work {
   std::shared_ptr<std::deque<Buffer>> buffers_;
   std::vector<at::Tensor> results_;
   std::function<void()> last_step_;
-  bool is_over_ = false;  ///< advance() has returned true, or the operation has failed
+  bool is_over_ = false;  ///< true if advance() has returned true, or the operation has failed
   std::exception_ptr failure_;
   const std::chrono::steady_clock::time_point created_ = std::chrono::steady_clock::now();
-  // For torch.
+  // Only in a group of torch.distributed:
   c10::intrusive_ptr<c10::ivalue::Future> future_;
-  c10::intrusive_ptr<Work> self_;  ///< while a future needs it
+  c10::intrusive_ptr<Work> self_;  ///< keeps this Work alive until its future is complete
   bool is_in_background_ = false;
 };
 

@@ -161,7 +161,7 @@ void TrainBatches::set_epoch_count(std::int64_t epochs) {
   open_ = resumes_ = false;
   epochs_ = epochs;
   const auto before = std::max<std::int64_t>(0, epochs - 1);
-  // So that the next call begins the epoch anew even if it is the current one.
+  // begin_epoch() does nothing in the current epoch, so another epoch begins first.
   session_.data.pass_positions->begin_epoch(before + 1);
   session_.data.pass_positions->begin_epoch(before);
 }

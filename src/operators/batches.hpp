@@ -27,27 +27,27 @@ class TrainBatches final : public BatchSource {
   /// call.
   void set_passes(std::unique_ptr<Passes> passes);
   Passes* passes() const noexcept { return passes_.get(); }
-  /// With true, set_passes() and set_epoch_count() do not change the restored position, since it was saved after the
-  /// calls that a resumed run repeats.
+  /// While `keeps` is true, set_passes() and set_epoch_count() do not change the restored position: it was saved after
+  /// the calls that a resumed run repeats.
   void keep_position(bool keeps) noexcept { keeps_position_ = keeps; }
   /// Throws an Error if a call for `limit` batches cannot begin. `has_model`: true if the operator has a model; only
   /// for the text of the error about missing data.
   void check_call(std::optional<std::int64_t> limit, bool has_model) const;
-  /// Begins a call for `limit` batches, or for the rest of the pass. Already takes the first batch.
+  /// Begins a call for `limit` batches, or for the rest of the pass, and makes its first batch the current one.
   void begin_call(std::optional<std::int64_t> limit);
   void end_call();
   Batch* next() override;
 
   /// Number of passes that have begun.
   std::int64_t epoch_count() const noexcept { return epochs_; }
-  /// Sets that number. The next batch begins a new pass.
+  /// Sets epoch_count(). The next batch begins a new pass.
   void set_epoch_count(std::int64_t epochs);
 
   /// For a checkpoint in the middle of a call: whether a pass is open, and the number of batches that the call has
   /// taken.
   bool has_open_pass() const noexcept { return open_; }
   std::int64_t batches_taken() const noexcept { return taken_; }
-  /// Restores these two. Call it after set_epoch_count().
+  /// Restores has_open_pass() and batches_taken(). Call it after set_epoch_count().
   void restore(bool open, std::int64_t taken) {
     resumes_ = open;
     taken_ = taken;
@@ -75,7 +75,7 @@ class ValidationBatches final : public BatchSource {
   /// Replaces the passes. Throws an Error inside a call.
   void set_passes(std::unique_ptr<Passes> passes);
   Passes* passes() const noexcept { return passes_.get(); }
-  /// See TrainBatches.
+  /// As in TrainBatches.
   void check_call(std::optional<std::int64_t> limit, bool has_model) const;
   void begin_call(std::optional<std::int64_t> limit, std::int64_t epoch);
   void end_call();

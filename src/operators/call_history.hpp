@@ -29,7 +29,7 @@ struct CallRecord {
   std::optional<Error> refusal = {};  ///< the error with which the call was refused; it then has changed nothing
 };
 
-/// The calls that have ended, in this process and before it was resumed, and main()'s position among them.
+/// The calls that have ended, in this process and before the run was resumed, and main()'s position among them.
 class CallHistory {
  public:
   CallHistory() { restore(std::string()); }

@@ -130,7 +130,7 @@ at::Tensor compute_loss(const char* doing, const OperatorRegistry& parts, const 
                         const at::Tensor& target) {
   if (parts.elementwise && output.sizes() != target.sizes()) refuse(doing, output, target);
   if (!would_grow(output.sizes(), target.sizes())) return parts.criterion(output, target);
-  // A user's own criterion may bring output and target to the same shape itself.
+  // The shapes alone are no error: a user's own criterion may bring output and target to the same shape itself.
   at::Tensor loss;
   bool broadcasts;
   {

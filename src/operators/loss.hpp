@@ -14,7 +14,7 @@ namespace muster::detail::operators {
 bool is_elementwise(const torch::nn::Module* criterion);
 
 /// Returns the loss by the registered criterion. Throws an Error (ExitCode::user_error) if output and target differ in
-/// shape and is_elementwise(), or if the criterion broadcasts them to a larger shape.
+/// shape although the criterion is elementwise, or if the criterion broadcasts them to a larger shape.
 at::Tensor compute_loss(const char* doing, const OperatorRegistry& parts, const at::Tensor& output,
                         const at::Tensor& target);
 

@@ -175,8 +175,8 @@ OperatorLoader::OperatorLoader(Dataset dataset, BatchOptions options, BatchColum
         data.shards.erase(name);
         auto given = options;
         given.training = of.training;
-        // Even a dataset that each worker reads in whole is passed through the splitting, among one worker, so that its
-        // position is known. This does not work for a stream.
+        // A dataset that each worker reads in whole is split, too, but among one worker: only a split dataset has a
+        // position that can be saved. A stream has none in any case, so it is not split then.
         data.config.split_all = of.split || !source->is_stream();
         if (!of.split && *data.config.split_all) {
           if (const auto global = given.global_batch_size.value_or(0); global > 0) {
@@ -201,7 +201,7 @@ OperatorRegistry& TrainingOperator::parts() const {
 
 namespace {
 
-/// Adds the results of a batch. If the batch is empty, since this rank's share has ended, they have no weight.
+/// Adds the results of a batch, weighted by `samples`, which is 0 for an empty batch, or by their own num_samples.
 void add_results(AverageMeterCollection& meters, const Metrics& results, std::int64_t samples) {
   meters.update(results, results.contains("num_samples") ? std::nullopt : std::optional(samples));
 }
@@ -305,8 +305,8 @@ void TrainingOperator::check_registration(bool has_schedulers, const Json& apex_
                 "Register all at once; several models and optimizers as a std::tuple of each");
 }
 
-// The order is: device, mixed precision, data parallelism. prepare_model() does the first and the last; autocast does
-// not change the parameters' types.
+// RaySGD's order is device, mixed precision, data parallelism. prepare_model() does the first and the last. Mixed
+// precision needs no step here: autocast does not change the parameters' types.
 void TrainingOperator::add_model(const std::shared_ptr<torch::nn::Module>& module) {
   auto options = parts().options.ddp_args;
   if (!parts().options.wrap_ddp) options.parallel = Parallel::none;

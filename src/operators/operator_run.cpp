@@ -46,7 +46,7 @@ run::ResolvedOptions resolve(const Launch& launch, const OperatorTrainerOptions&
        .scaling_config = {.num_workers = options.num_workers.most() ? options.num_workers : 1,
                           .use_gpu = choose_gpu(options.use_gpu, world),
                           .threads_per_worker = options.num_cpus_per_worker},
-       .dataset_config = {.datasets_to_split = std::vector<std::string>()},  // see OperatorLoader
+       .dataset_config = {.datasets_to_split = std::vector<std::string>()},  // OperatorLoader decides for its data
        .run_config = {.checkpoint_config = {.num_to_keep = 2, .async_save = saves_checkpoints(launch.flags())}}},
       trainer::torch_backend({.backend = options.backend, .timeout = options.timeout}));
   if (!options.use_tqdm) resolved.progress = Progress::none;

@@ -55,8 +55,8 @@ class OperatorRun {
   std::optional<Error> attempt(const std::function<void()>& work, std::string* result = nullptr);
   /// Returns or throws the saved result of main()'s next call. Throws an Error if the saved call was a different one.
   Json replay(Call call, const CallRecord& before);
-  /// Throws the Error that main()'s calls are not those of the run. Leaves the cause in error.txt, and params.json as
-  /// before.
+  /// Throws an Error: main() makes other calls than those of the saved history. Writes the cause to error.txt, and
+  /// restores params.json.
   [[noreturn]] void refuse_calls(const std::string& fact);
   /// On rank 0, writes params.json as it was before this start.
   void restore_params() noexcept;
@@ -70,7 +70,7 @@ class OperatorRun {
   const Json params_before_;  ///< contents of params.json before this start; null for a new run
   CallHistory history_;
   std::unique_ptr<OperatorWorker> worker_;  ///< null if this rank does not train
-  bool of_trial_ = false;  ///< true for a trial of a sweep, which reports its steps instead of its calls
+  bool of_trial_ = false;  ///< true in a trial of a sweep, which reports its steps instead of its calls
   bool ended_ = false;     ///< true if a callback has ended training
   const int exceptions_ = std::uncaught_exceptions();
 };

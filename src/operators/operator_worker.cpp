@@ -26,8 +26,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Key in a state_dict() that was taken during a replay. It marks a state that is later than the one which this call
-/// had returned when main() made it for the first time.
+/// Key that state_dict() adds during a replay, and before a train() that a resumed run continues. The state is then
+/// later than the state that main() got from the same call before the run was resumed.
 constexpr const char* stale_key = "gone";
 
 /// Returns the configuration of one worker: BATCH_SIZE, the number of samples per step, divided by the number of
@@ -140,7 +140,7 @@ void OperatorWorker::open(const Make& make, const OperatorTrainerOptions& option
                                 }));
   run_entries_ = std::make_shared<const StateEntries>(std::move(all));
   if (!state.restore(run_entries_)) return;
-  // The calls were made in the epoch of the last pass, so the position must be in that epoch.
+  // No pass is open: the saved calls belong to the epoch of the last pass, so the position must be in it, too.
   if (auto& source = parts().train; !source.resumes_open_pass()) source.set_epoch_count(source.epoch_count());
   random_state_ = session::generator_state(state.workers.device);
 }
@@ -169,7 +169,7 @@ Metrics OperatorWorker::row_metrics(const Json& result) const {
   Metrics metrics;
   for (const auto& [name, value] : result.items())
     if (name != "num_samples" && (!value.is_object() || is_reserved(name))) metrics.emplace(name, Metric(value));
-  metrics.emplace("epoch", parts().train.epoch_count());  // if the user has a metric of this name, it is kept
+  metrics.emplace("epoch", parts().train.epoch_count());  // does not replace a metric of this name from the user
   return metrics;
 }
 
@@ -265,13 +265,13 @@ Json OperatorWorker::apply(const std::function<Json(TrainingOperator&)>& functio
 
 void OperatorWorker::register_again(const std::function<Json(TrainingOperator&)>& function) {
   parts().train.keep_position(true);
-  // The function may have changed other things, too; their saved state is restored.
+  // The function may change the operator's state, too, so the state from before is restored.
   state::gather(entries_);
   auto state = state::collect(entries_);
   for (auto& [path, tensor] : state.tensors) tensor = tensor.clone();
   function(*operator_);
   restore(state);
-  parts().train.keep_position(false);  // nothing is trained any more if this function fails
+  parts().train.keep_position(false);  // not reached after an exception, which ends the trainer
 }
 
 void OperatorWorker::require_plateau_scheduler() const {
@@ -321,7 +321,7 @@ void OperatorWorker::save(const fs::path& path) {
     require_replaceable(whole);
     // The old checkpoint is replaced when the new one is complete.
     const auto unfinished = whole.parent_path() / ("." + whole.filename().string() + ".saving");
-    std::error_code ignored;  // the code that writes the folder reports errors
+    std::error_code ignored;  // writing the folder fails, too, and reports the error
     fs::remove_all(unfinished, ignored);
     try {
       Checkpoint::from_dict(entries_).to_directory(unfinished);

@@ -1,5 +1,5 @@
-// The operator on a rank that trains, in a session that is open from the first call to the last; it carries out the
-// calls.
+// The operator on a rank that trains. Its session is open from the first call of main() to the last, and it carries out
+// these calls.
 #pragma once
 
 #include "muster/operator.hpp"
@@ -57,12 +57,12 @@ class OperatorWorker {
   Json apply(const std::function<Json(TrainingOperator&)>& function);
   /// Calls `function`, which had registered data, once more, since no checkpoint holds data.
   void register_again(const std::function<Json(TrainingOperator&)>& function);
-  /// Returns copies on the CPU.
+  /// Returns the trainer's state as copies on the CPU.
   StateDict state_dict();
   void check(const StateDict& saved);
   Json restore(const StateDict& saved);
   void save(const std::filesystem::path& path);
-  /// Returns the saved state. Throws an Error if it does not fit the operator.
+  /// Reads the state that save() has written. Throws an Error if it does not fit the operator.
   StateDict read(const std::filesystem::path& path);
   /// Reports the result of a step of a trial.
   Json report_step(const Json& result);
@@ -74,9 +74,9 @@ class OperatorWorker {
   void require_fit(const StateDict& saved) const;
   /// Restores the random state of the checkpoint. Does nothing at further calls.
   void restore_random_state();
-  /// Returns the metrics for a row: without num_samples, which each row has anyway, and without objects. (Objects with
-  /// a reserved name are kept, so that the report refuses them.) `epoch` is the number of passes that train() has
-  /// begun.
+  /// Returns the metrics for a row of result.json: without num_samples, which each row has anyway, and without objects.
+  /// (Objects with a reserved name are kept, so that the report refuses them.) Adds `epoch`, the number of passes that
+  /// train() has begun.
   Metrics row_metrics(const Json& result) const;
   /// Combines the workers' metrics into the result of the call, adds it to the history, and reports it unless this is a
   /// trial. `saves`: true if the report saves a checkpoint.

@@ -12,7 +12,7 @@
 
 namespace muster::detail::operators {
 
-/// One member for each thing that an operator can register, and what the operator's calls need in addition.
+/// What an operator has registered, and what else the calls of its trainer need. There is one on each worker.
 struct OperatorRegistry {
   OperatorRegistry(session::SessionState& state, Session& session, const OperatorTrainerOptions& options,
                    Config config);

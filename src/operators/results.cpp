@@ -26,7 +26,7 @@ std::optional<std::int64_t> samples_in(const Metrics& metrics) {
   return found->second.value().get<std::int64_t>();
 }
 
-/// Returns the accumulator of a metric without any samples.
+/// Returns the accumulator with all its sums set to 0, as if it had no samples.
 Json without_samples(const Json& accumulator) {
   detail::observe::MetricAccumulator part;
   from_json(accumulator, part);
@@ -58,7 +58,7 @@ void AverageMeterCollection::update(const Metrics& metrics, std::optional<std::i
     if (counts_samples) {
       meter.last_weight = samples;
       if (samples <= 0 && meter.last) continue;
-      constexpr std::size_t most = 256;  // merging takes time and memory, so merge only from time to time
+      constexpr std::size_t most = 256;  // merging takes time and memory, so it is not done for each batch
       if (meter.accumulators.size() == most) meter.accumulators = {merged(meter.accumulators)};
       meter.last = metric;
       if (samples <= 0) meter.last->accumulator_ = without_samples(metric.accumulator());
@@ -69,7 +69,7 @@ void AverageMeterCollection::update(const Metrics& metrics, std::optional<std::i
     const auto& value = metric.value();
     if (value.is_number()) meter.mean.add(value.get<double>(), weight);
     meter.last_weight = weight;
-    if (weight <= 0 && meter.last) continue;  // without samples in this batch, it keeps an earlier value
+    if (weight <= 0 && meter.last) continue;  // an empty batch leaves the earlier value
     meter.last = metric;
   }
 }
@@ -109,8 +109,8 @@ Json finite_or_null(const Json& value) {
   return value.is_number_float() && !std::isfinite(value.get<double>()) ? Json(nullptr) : value;
 }
 
-/// If the last batch was empty on all workers, their last values come from earlier batches, and they count alike.
-/// Otherwise, only the values of workers with samples in the last batch count.
+/// Sets the weights of the last values. Only workers with samples in the last batch count. If the last batch was empty
+/// on all workers, their last values come from earlier batches, and all count equally.
 std::vector<Json> with_last_values(std::vector<Json> of_workers) {
   std::set<std::string> counted;
   for (const auto& worker : of_workers)

@@ -43,7 +43,7 @@ c10::Device device_of(const torch::nn::Module& module) {
   return parameters.empty() ? c10::Device(c10::kCPU) : parameters.front().device();
 }
 
-/// A world of its own for each object: an alarm or a timeout does not reach what else uses the ranks. Collective.
+/// Makes a world for one DataParallel, so that its alarms and timeout do not affect other users of `ranks`. Collective.
 Communicator separate(const Communicator& ranks, const DataParallelOptions& options) {
   constexpr auto doing = "preparing a model";
   comm::require_mpi(doing);
@@ -63,7 +63,7 @@ bool has_spare_core(const Communicator& ranks) {
   return launch::threads_for(node.masks, ranks.topology().local_rank, node.quota) > at::get_num_threads();
 }
 
-/// Refuses folders with other checkpoints than those of save(): saving would remove them.
+/// Refuses folders that hold other files of muster than those of save(), since saving would remove checkpoints in them.
 void require_own_folder(const std::filesystem::path& folder) {
   for (const auto* const name : {run_names::params, run_names::history, run_names::sweep, "manifest.json"})
     if (std::filesystem::exists(status_of(folder / name)))
@@ -79,14 +79,14 @@ struct DataParallel::State {
   const Communicator ranks;
   const std::shared_ptr<step::Steps> steps = std::make_shared<step::Steps>();
   const std::shared_ptr<int> no_sync_depth = std::make_shared<int>(0);
-  const int exceptions = std::uncaught_exceptions();                   ///< when it was made
-  std::vector<std::shared_ptr<gradients::PreparedModel>> models = {};  ///< the one
+  const int exceptions = std::uncaught_exceptions();                   ///< uncaught exceptions when this was made
+  std::vector<std::shared_ptr<gradients::PreparedModel>> models = {};  ///< has exactly one model
 
-  /// The folder as all ranks name it. Collective.
+  /// Returns the absolute path. Throws an Error if the ranks name different folders. Collective.
   std::filesystem::path folder(const std::filesystem::path& given) const {
     constexpr auto doing = "saving or loading a state";
     comm::require_mpi(doing);
-    std::error_code gone;  // then the path is empty
+    std::error_code gone;  // the path is empty if the working directory is gone
     auto path = given.empty() ? given : std::filesystem::absolute(given, gone).lexically_normal();
     comm::require_same_options(ranks, "a save or a load", {{"folder", path.string()}});
     if (path.empty())
@@ -133,7 +133,7 @@ DataParallel::~DataParallel() {
     comm::raise_alarm(state_->ranks, {.kind = comm::Outcome::Kind::failed,
                                       .code = ExitCode::user_error,
                                       .text = "an exception has ended its part in averaging gradients"});
-  } catch (const RemoteError&) {  // that of another rank ends this object here, and its alarm reaches all ranks
+  } catch (const RemoteError&) {  // another rank has raised an alarm already, which reaches all ranks
   } catch (const std::exception& error) {
     log::warn(error.what());
   }

@@ -42,7 +42,7 @@ struct World {
   c10::intrusive_ptr<MpiStore> store = {};
 };
 
-/// What this process ends at its exit.
+/// What this process must end or keep alive until its exit.
 struct Process {
   pid_t id = ::getpid();
   bool owns_mpi = false;
@@ -114,7 +114,7 @@ c10::intrusive_ptr<c10d::Store> mpi_store(World& world, milliseconds timeout) {
 }  // namespace
 
 PYBIND11_MODULE(_C, module) {
-  using Unlocked = py::call_guard<py::gil_scoped_release>;  // these wait for other ranks
+  using Unlocked = py::call_guard<py::gil_scoped_release>;  // for functions that wait for other ranks
   py::class_<World, std::shared_ptr<World>>(module, "World")
       .def_property_readonly("rank", [](const World& world) { return world.ranks.rank(); })
       .def_property_readonly("size", [](const World& world) { return world.ranks.size(); })

@@ -363,7 +363,7 @@ class Recompute final : public autograd::Node {
     return {block_, inputs, trained_, std::move(casts)};
   }
 
-  /// Returns the index of the exit among this node's gradients; if it is none of them, their number.
+  /// Returns the index of the exit among this node's gradients; the number of gradients if the exit is not among them.
   std::size_t index_of(const GradientExit& exit) const {
     return static_cast<std::size_t>(std::ranges::find(exits_, exit) - exits_.begin());
   }

@@ -38,7 +38,7 @@ Steps::~Steps() {
 bool is_step_complete() noexcept { return current == nullptr || current->is_step_complete(); }
 
 BatchWeightPtr with_weight(const BatchWeightPtr& batch, double weight) {
-  constexpr double least = 1e-9, most = 1e12;  // so that the sum over all ranks is exact
+  constexpr double least = 1e-9, most = 1e12;  // these fit into gradients/exchange.hpp's exact sums
   if (!(weight == 0 || (weight >= least && weight <= most))) {
     std::ostringstream fact;
     fact << weight << " is no weight";

@@ -40,7 +40,7 @@ struct OpenPass {
   bool is_of_earlier_epoch = false;  ///< true if another epoch has begun since
   std::int64_t position = 0;         ///< the end of the current batch's step, in samples
   std::int64_t batches = 0;          ///< number of batches handed out
-  std::int64_t taken = 0;            ///< orders the current batches of all passes by when they were handed out
+  std::int64_t taken = 0;            ///< larger for a current batch that was handed out later, over all passes
   BatchWeightPtr batch = {};         ///< the current batch; null before the first
 };
 
@@ -53,11 +53,11 @@ enum class EpochLoop {
   none_left,  ///< its first loop had no epochs left, as in a run that is resumed after the loop
 };
 
-/// Whether epochs are counted, and who does. Not a part of EpochLoop: a program may set the epoch before, in and after
-/// a loop.
+/// Whether epochs are counted, and who counts them. Not a part of EpochLoop: a program may set the epoch before, in and
+/// after a loop.
 enum class EpochCount {
   none,           ///< nothing has counted epochs so far
-  none_in_state,  ///< nothing has counted epochs, nor had before the State was saved from which the run was resumed
+  none_in_state,  ///< nothing has counted epochs so far, nor before the State from which the run was resumed
   by_loop,
   own,  ///< the training function has set the epoch
 };
@@ -69,7 +69,7 @@ struct CurrentEpoch {
   EpochCount count = EpochCount::none;
   std::int64_t last_loop_end = -1;  ///< the epoch at which a loop over Session::epochs() has ended
   std::int64_t last_complete = -1;  ///< the last epoch that was saved as complete
-  /// The most passes after which an epoch was saved as complete although another pass of it followed; 0: none.
+  /// An epoch was saved as complete after so many passes, and then had another pass. The most of all epochs; 0: none.
   std::int64_t passes_before_more = 0;
   /// If the run was resumed at what looked like the end of an epoch: the number of passes of that epoch; otherwise 0.
   std::int64_t resumed_after = 0;
@@ -99,7 +99,7 @@ class StepListener {
   virtual void batch_begun(const OpenPass& pass) = 0;
   /// An epoch begins, in session.epochs() or because the program has set it.
   virtual void epoch_begun() {}
-  /// `pass` ends, wholly or early.
+  /// `pass` ends: it is complete, or it was left early.
   virtual void pass_ended(const OpenPass& pass) = 0;
 };
 
@@ -125,7 +125,7 @@ class Steps {
   /// ranks, if open passes have current batches of possibly different weights and no scope says which one counts.
   double weight() const;
 
-  // For the passes.
+  // Called by passes over data.
   std::int64_t next_number() noexcept { return ++number_; }
   /// Opens a pass. It replaces an open pass over the same source, which is open again once it hands out its next batch.
   /// Returns the current batches of the other passes of its kind (inside or outside of the loop over the epochs).
@@ -170,8 +170,8 @@ class Steps {
   std::vector<std::pair<std::int64_t, BatchWeightPtr>> scopes_;
 };
 
-/// The batch, null for none, with the weight that the program gives to its loss; an empty batch gets 0. Throws an Error
-/// (ExitCode::usage) unless the weight is 0, or from 1e-9 to 1e12.
+/// Returns a copy of `batch` (null: of no batch) with the weight that the program gives to the loss; an empty batch
+/// gets 0. Throws an Error (ExitCode::usage) unless the weight is 0, or from 1e-9 to 1e12.
 BatchWeightPtr with_weight(const BatchWeightPtr& batch, double weight);
 
 /// True if no step is half done in the run that this thread trains. For callers that have neither session nor model.

@@ -33,7 +33,7 @@ constexpr std::string_view name_prefix = "events.out.tfevents.";
 // Field numbers in the protobuf messages.
 enum class Event : protozero::pbf_tag_type { wall_time = 1, step = 2, file_version = 3, summary = 5, session_log = 7 };
 enum class Value : protozero::pbf_tag_type { tag = 1, simple_value = 2, image = 4, histogram = 5, metadata = 9 };
-enum class Hyperparameter : protozero::pbf_tag_type { number = 2, text = 3, boolean = 4 };  // google.protobuf.Value
+enum class Hyperparameter : protozero::pbf_tag_type { number = 2, text = 3, boolean = 4 };  // of google.protobuf.Value
 constexpr protozero::pbf_tag_type summary_value = 1, session_status = 1;
 constexpr int session_start = 1;
 constexpr int status_success = 1;
@@ -62,8 +62,8 @@ void append_record(std::string& to, std::string_view message) {
   append_number(to, masked_checksum(message));
 }
 
-/// Returns a name that sorts behind the event files in the folder, since readers read the files in this order: it has a
-/// later second than they have. A file of the far future is ignored.
+/// Returns a name that sorts behind the event files in the folder, since TensorBoard reads them in the order of names:
+/// its second is later than theirs. Files of the far future are ignored.
 std::string new_name(const fs::path& folder) {
   std::int64_t second = std::time(nullptr);
   std::error_code error;
@@ -118,7 +118,7 @@ EventFile::~EventFile() {
   try {
     flush();
   } catch (const Error&) {
-    // The next start resumes from a checkpoint and repeats the steps after it.
+    // These events are lost, but a resumed run repeats the steps after its checkpoint, and adds them again.
   }
 }
 

@@ -1,4 +1,4 @@
-// Histograms with TensorBoard's buckets: on both sides of 0, the limits begin at 1e-12 and grow by a tenth each.
+// Histograms with TensorBoard's buckets: on both sides of 0, limits begin at 1e-12, and each is 1.1 times the last.
 #pragma once
 
 #include <span>
@@ -13,7 +13,7 @@ struct Histogram {
   std::vector<double> counts = {};  ///< number of values in each bucket
 };
 
-/// Ignores values that are not finite.
+/// Counts the values in each bucket. Ignores values that are not finite.
 Histogram histogram_of(std::span<const float> values);
 
 }  // namespace muster::detail::tensorboard

@@ -23,7 +23,7 @@ struct AttemptEnd {
   /// step.
   std::optional<session::BadSteps::OptimizerStepId> rollback_step = {};
   bool calls_differ = false;  ///< true if this worker has found that another worker is in a different collective call
-  Json passes = Json::object();  ///< SamePasses::noted(), if the attempt has failed
+  Json passes = Json::object();  ///< this worker's passes, by SamePasses::noted(), if the attempt has failed
 };
 
 /// True if the exception that is being handled is a CallMismatch. Call it in a catch block.
@@ -134,7 +134,7 @@ class FailureCount {
   bool add(int max_failures) {
     do_on_root([&] {
       failures_ = run::add_failure(failures_, run_.path());
-      // If the job fails, its supervisor counts this failure.
+      // The supervisor itself counts the failure that ends the job.
       if (!supervisor_ || !failures_.may_retry(max_failures)) return;
       try {
         run::write_failures(run_.path(), supervisor_->id, failures_);

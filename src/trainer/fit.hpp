@@ -23,7 +23,7 @@ MUSTER_INTERNAL_API at::Device check_device_and_data(const run::ResolvedOptions&
 /// Returns the backend of TorchTrainer. Local.
 MUSTER_INTERNAL_API std::shared_ptr<const BackendConfig> torch_backend(const TorchConfig& config);
 
-/// Writes params.json and logs what begins. With --resume auto, returns false, with a message, if the run is already
+/// Writes params.json and logs the start. With --resume auto, returns false, with a message, if the run is already
 /// finished and had the same train_loop_config; then it removes unfinished checkpoints of an interrupted job.
 MUSTER_INTERNAL_API bool begin_run(const run::ResolvedOptions& resolved, run::RunFolder& run);
 
@@ -39,9 +39,9 @@ struct TrainingOutcome {
 TrainingOutcome train_with_retries(const run::ResolvedOptions& resolved, const run::RunFolder& run, at::Device device,
                                    const TrainLoop& train_loop, session::Validation& validation);
 
-/// Marks the run as finished in its folder, if training has succeeded, and reads the result, the same on every rank.
-/// Rank 0 prints the summary, unless the start was refused. If training has failed, the result has training's error,
-/// even if the folder cannot be read. If training has succeeded, it has `unfinished_validations`.
+/// If training has succeeded, marks the run as finished in its folder. Reads the result, the same on every rank. Rank 0
+/// prints the summary, unless the start was refused. The result's error is that of training, even if the folder cannot
+/// be read; if training has succeeded, it is `unfinished_validations`.
 Result finish_run(const run::ResolvedOptions& resolved, run::RunFolder& run, const TrainingOutcome& ended,
                   const std::optional<Error>& unfinished_validations);
 
@@ -49,7 +49,7 @@ Result finish_run(const run::ResolvedOptions& resolved, run::RunFolder& run, con
 /// collective; for rank 0.
 MUSTER_INTERNAL_API void print_summary(const run::ResolvedOptions& resolved, const Result& result);
 
-/// Reads a run's result, without its error, from its folder.
+/// Reads a run's result from its folder; its `error` stays empty.
 MUSTER_INTERNAL_API Result read_result(const run::ResolvedOptions& resolved, const run::RunFolder& run);
 
 }  // namespace muster::detail::trainer

@@ -80,8 +80,8 @@ Result finish_run(const run::ResolvedOptions& resolved, run::RunFolder& run, con
     result = read_result(resolved, run);
   } catch (const Error& unreadable) {
     if (!ended.error) throw;
-    // Only a warning, since training's error is the cause. Not even that if it is the same error: a start reads the
-    // rows, too.
+    // Only a warning, since training's error is the cause. No warning if it is the same error: training reads the rows
+    // at its start, too.
     if (std::string_view(unreadable.what()) != ended.error->what()) log::warn(unreadable.what());
     result.path = run.path();
   }
@@ -109,7 +109,7 @@ Result read_result(const run::ResolvedOptions& resolved, const run::RunFolder& r
 
 Result Result::from_path(const std::filesystem::path& path) {
   using namespace detail;
-  const auto run = checkpoint::without_links(run::absolute_path(path));  // a name may be moved to another run meanwhile
+  const auto run = checkpoint::without_links(run::absolute_path(path));  // a link may be moved to another run meanwhile
   const auto file = run / "params.json", cause = run / "error.txt";
   if (!std::filesystem::exists(status_of(file)))
     throw Error(ExitCode::data, "reading the result of " + run.string(), "it has no params.json",

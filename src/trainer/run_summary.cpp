@@ -116,7 +116,7 @@ double samples_per_second(const std::vector<Json>& rows) {
   return seconds > 0 ? samples / seconds : 0;
 }
 
-/// Returns "3 checkpoints: the newest is checkpoint_000003, the best checkpoint_000001 (loss 0.029)".
+/// Returns "3 checkpoints: the newest is checkpoint_000003,\n  the best checkpoint_000001 (loss 0.029)".
 std::string checkpoint_line(const Result& result, const CheckpointConfig& config) {
   if (result.best_checkpoints.empty() || !result.checkpoint) return {};
   const auto name_of = [](const Checkpoint& checkpoint) { return checkpoint.path().filename().string(); };

@@ -49,7 +49,7 @@ bool begin_run(const run::ResolvedOptions& resolved, run::RunFolder& run) {
     log::info("the run " + run.path().string() + " is finished; choose another --name to train again");
     comm::run_on_root(world, [&] {
       storage::tier_of(run.path())->remove_unfinished();
-      run.clear_error();  // written by a start that was refused
+      run.clear_error();  // a start that was refused may have written error.txt
     });
     return false;
   }

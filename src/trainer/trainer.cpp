@@ -41,7 +41,7 @@ struct RunContent {
   }
 };
 
-/// Reads these facts. What cannot be read keeps its default.
+/// Reads a run's RunContent from its folder. What cannot be read keeps its default.
 RunContent content_of(const detail::run::RunFolder& run) noexcept {
   RunContent content;
   try {
@@ -184,7 +184,7 @@ Result DataParallelTrainer::fit() {
   if (number_ == 0) number_ = launch().next_trainer_number();
   auto options = options_;
   options.dataset_config = get_dataset_config();
-  // Shared, since a validation function that does not end keeps using it.
+  // Shared, since a validation function that does not return keeps using the options.
   const auto resolved =
       std::make_shared<const detail::run::ResolvedOptions>(detail::run::resolve(launch(), options, std::move(backend)));
   const auto run = std::make_shared<detail::run::RunFolder>(world, launch(), resolved->options.run_config, number_);

@@ -1,4 +1,4 @@
-// The same loop with gradients averaged by muster: no launch, no session, no run folder.
+// The loop of before.cpp with gradients averaged by muster: no launch, no session, no run folder.
 //
 //   mpirun -n 2 libtorch_mpi_own_loop FOLDER
 #include <torch/torch.h>

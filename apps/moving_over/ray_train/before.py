@@ -22,7 +22,7 @@ def train_loop_per_worker(config):
     if checkpoint:
         with checkpoint.as_directory() as folder:
             state = torch.load(os.path.join(folder, "state.pt"))
-        # The model is wrapped by now; what was saved is what is inside.
+        # prepare_model() has wrapped the model; the checkpoint has the state of the model inside.
         net.module.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         first = state["epoch"] + 1
@@ -38,7 +38,7 @@ def train_loop_per_worker(config):
             loss.backward()
             optimizer.step()
             losses += torch.tensor([loss.item() * len(batch), len(batch)])
-        # Ray keeps the first worker's number: the mean over the workers is made by hand.
+        # Ray keeps only the first worker's metrics, so the mean over the workers is computed here.
         torch.distributed.all_reduce(losses)
         metrics = {"epoch": epoch, "loss": (losses[0] / losses[1]).item()}
         if ray.train.get_context().get_world_rank() != 0:

@@ -36,12 +36,12 @@ namespace detail::data {
 class MUSTER_API LoaderSampler {
  public:
   virtual ~LoaderSampler() = default;
-  /// True if the user's own sampler chooses.
+  /// True if the user's own sampler chooses the samples.
   virtual bool is_own() const noexcept { return false; }
   virtual void set_epoch(std::int64_t epoch) = 0;
   /// Begins a pass and returns its number.
   virtual std::int64_t begin_pass() = 0;
-  /// The samples of the next batch to be read; empty at the end.
+  /// The indices of the samples of the next batch to be read; empty at the end of the pass.
   virtual std::optional<std::vector<std::size_t>> next(std::size_t batch_size) = 0;
   /// Makes the next of the batches that were read the current one. Returns the number of its samples without padding.
   virtual std::int64_t begin_batch() = 0;
@@ -49,7 +49,7 @@ class MUSTER_API LoaderSampler {
   virtual void stop_if_asked() = 0;
   /// The weight of the current batch in its step.
   virtual const std::shared_ptr<const step::BatchWeight>& batch() const noexcept = 0;
-  /// Ends that pass if it is still open.
+  /// Ends the pass with this number if it is still open.
   virtual void end_pass(std::int64_t pass) noexcept = 0;
 };
 
@@ -63,14 +63,14 @@ struct OwnSampler {
   std::function<std::optional<std::vector<std::size_t>>(std::size_t batch_size)> next;
 };
 
-/// Divides each step of one order of samples among the workers. A worker without samples in a step gets one sample of
-/// weight 0.
+/// Returns a sampler that follows one order of all samples and divides each step among the workers. A worker without
+/// samples in a step gets one sample of weight 0.
 MUSTER_API std::shared_ptr<LoaderSampler> split_sampler(const Worker& worker, std::int64_t size,
                                                         const DataLoaderOptions& options);
-/// Uses the user's sampler.
+/// Returns a sampler that takes the samples that the user's own sampler chooses.
 MUSTER_API std::shared_ptr<LoaderSampler> follow_sampler(const Worker& worker, std::int64_t size,
                                                          const DataLoaderOptions& options, OwnSampler sampler);
-/// `own_sampler`: torch's loader drops the last batch; otherwise the steps do.
+/// Returns the options for torch's loader. It applies drop_last only with `own_sampler`; otherwise the sampler does.
 MUSTER_API torch::data::DataLoaderOptions torch_options(const DataLoaderOptions& options, bool own_sampler);
 
 /// Adapts a LoaderSampler to torch's loader.
@@ -107,7 +107,7 @@ void move_to(T& value, const c10::Device& device) {
   }
 }
 
-/// Iterates over the passes of a DataLoader.
+/// The base class of DataLoader: torch's loader with one pass at a time, which may be left early.
 template <class Dataset>
 class Loader : public torch::data::StatelessDataLoader<Dataset, TorchSampler> {
   using Base = torch::data::StatelessDataLoader<Dataset, TorchSampler>;
@@ -145,7 +145,7 @@ class Loader : public torch::data::StatelessDataLoader<Dataset, TorchSampler> {
     first.loader_ = this;
     batch_.reset();
     failure_ = nullptr;
-    // Not torch's begin(), which throws if the previous pass was left early: this discards what was read ahead for it.
+    // torch's begin() throws if the previous pass was left early. reset() below discards what was read ahead for it.
     number_ = sampler_->begin_pass();
     first.pass_ = {sampler_.get(),
                    [sampler = sampler_, number = number_](LoaderSampler*) { sampler->end_pass(number); }};
@@ -157,7 +157,7 @@ class Loader : public torch::data::StatelessDataLoader<Dataset, TorchSampler> {
 
  protected:
   std::shared_ptr<LoaderSampler> sampler_;
-  std::int64_t samples_ = 0;  ///< how many samples of the current batch count
+  std::int64_t samples_ = 0;  ///< samples of the current batch without padding
 
  private:
   /// After an exception the pass does not advance, and each ++ throws the exception again.

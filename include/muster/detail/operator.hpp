@@ -52,19 +52,19 @@ class Passes {
   virtual void advance() = 0;
   /// The current batch; null if the pass is over.
   virtual Batch* current() = 0;
-  /// The dataset's name if the columns of its batches have no order that the program has given; otherwise empty. Call
-  /// it after the first batch.
+  /// The dataset's name if the program has not given an order of its batches' columns; otherwise empty. Call it after
+  /// the first batch.
   virtual std::optional<std::string> without_column_order() { return {}; }
   /// Ends the current pass.
   virtual void end() = 0;
 };
 
-/// Options for MakePasses.
+/// The options with which MakePasses is called.
 struct PassesOptions {
   bool training = true;
   bool split = true;  ///< true: the samples are divided among the workers
 };
-/// Collective over the workers.
+/// Makes the passes over a worker's data. Collective over the workers.
 using MakePasses = std::function<std::unique_ptr<Passes>(OperatorRegistry& parts, const PassesOptions& options)>;
 
 /// The batches of one call of train() or validate().
@@ -73,7 +73,7 @@ class BatchSource {
   virtual ~BatchSource() = default;
   /// The next batch; null if the call has had all of its batches.
   virtual Batch* next() = 0;
-  /// The first batch of an iteration over them.
+  /// Returns the first batch of each iteration over the batches.
   virtual Batch* first() { return next(); }
 };
 

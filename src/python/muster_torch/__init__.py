@@ -4,8 +4,8 @@
     dist.init_process_group("muster", init_method="muster://")
 
 The import sets RANK, LOCAL_RANK and WORLD_SIZE where they are missing. It initialises MPI if a launcher (mpirun, srun
-and others) has started this process; a process that nobody has launched is a world of one. MPI is finalised at the exit
-by whoever has initialised it, so mpi4py may be imported before or after.
+and others) has started this process; without a launcher the process is a world of one. At the exit, MPI is finalised
+by the library that has initialised it, so mpi4py may be imported before or after.
 """
 
 import atexit
@@ -34,7 +34,7 @@ _LOCAL_RANK_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RAN
                          "PALS_LOCAL_RANKID", "JSM_NAMESPACE_LOCAL_RANK", "FLUX_TASK_LOCAL_ID", "SLURM_LOCALID")
 
 _process = os.getpid()
-_worlds = []  # those of from_mpi()
+_worlds = []  # made by from_mpi()
 _all_ranks = None
 _default = None  # the world of the default group
 _num_groups = collections.Counter()  # default groups so far in each world
@@ -74,7 +74,7 @@ def _make_store(world, timeout):
                            "are on several nodes. Import muster_torch first, or ask mpi4py for \"multiple\"")
     folder = world.broadcast(tempfile.mkdtemp(prefix="muster-") if world.rank == 0 else "")  # mode 0700
     store = dist.FileStore(os.path.join(folder, "store"), world.size)
-    _C.keep(store)  # its destructor would use the file that may be removed by then
+    _C.keep(store)  # not destroyed: the destructor uses the file, which may be removed by then
     atexit.register(_remove, folder, store, world.size)
     return store
 
@@ -131,7 +131,7 @@ def _make_group(options, _):
 
 
 def _end():
-    """At the exit, before Python goes. If muster has initialised MPI, the rest follows once the exit code is known."""
+    """Runs before Python is finalised. If muster has initialised MPI, end() in module.cpp finalises it afterwards."""
     if os.getpid() != _process:
         return  # a child of fork()
     _C.end_progress()  # its callbacks need Python
