@@ -17,9 +17,10 @@
 namespace muster::detail::convert {
 namespace {
 
-constexpr std::int64_t write_bytes = 8 << 20;       ///< bytes of one write, roughly
-constexpr std::int64_t most_at_once = 1 << 20;      ///< samples of one write
-constexpr std::int64_t gathered_bytes = 256 << 20;  ///< of one write of shuffled samples, which reads all over a file
+constexpr std::int64_t write_bytes = 8 << 20;   ///< bytes of one write, roughly
+constexpr std::int64_t most_at_once = 1 << 20;  ///< samples of one write
+constexpr std::int64_t gathered_bytes =
+    256 << 20;  ///< of one write of shuffled samples, which are read from all over the file
 constexpr std::int64_t default_chunk_bytes = 256 << 10;  ///< small, since reading one sample reads its whole chunk
 constexpr std::int64_t largest_chunk_bytes = (std::int64_t{4} << 30) - 1;  ///< HDF5's limit
 
@@ -131,7 +132,7 @@ std::optional<std::int64_t> chunk_of(const InputColumn& column, std::int64_t sam
   return chunk;
 }
 
-/// Samples that are taken from the column and written at once.
+/// How many samples are taken from the column and written at once.
 std::int64_t samples_at_once(const InputColumn& column, std::int64_t chunk, const ConvertOptions& options) {
   const auto bytes = static_cast<std::int64_t>(column.sample_bytes());
   constexpr std::int64_t index_bytes = 3 * sizeof(std::int64_t);
@@ -140,7 +141,7 @@ std::int64_t samples_at_once(const InputColumn& column, std::int64_t chunk, cons
   return std::max<std::int64_t>(1, most / chunk) * chunk;
 }
 
-/// Writes the samples of the split of the column to one file. Calls `wrote` with the number of bytes of each write, and
+/// Writes the split's samples of the column to one file. Calls `wrote` with the number of bytes of each write, and
 /// with 0 between them.
 void write_column(DatasetWriter& writer, const std::string& name, InputColumn& column, Order& order, const Split& split,
                   const ConvertOptions& options, const std::function<void(std::uint64_t)>& wrote) {

@@ -100,7 +100,7 @@ convert::StoredColumn stored_column(hid_t dataset, const std::string& name, cons
   return column;
 }
 
-/// What is said of values that were never written; null if there are none.
+/// The advice about values that were never written; null if there are none.
 const char* unwritten_values(const convert::StoredColumn& column, hid_t dataset) {
   const auto creation = hdf5::dataset_property(dataset, H5Dget_create_plist, "reading the layout of " + column.name);
   if (H5Pget_layout(creation.get()) == H5D_VIRTUAL || column.bytes == 0) return nullptr;

@@ -1,4 +1,4 @@
-// Which HDF5 this is. These functions need no Lock and do not initialise the library.
+// Which HDF5 this is. These functions take no Lock; loaded_version() initialises the library.
 #pragma once
 
 #include "base/export.hpp"

@@ -67,7 +67,7 @@ bool has_all(const std::filesystem::path& folder, const std::vector<Mapping>& so
 std::filesystem::path folder_of(const std::vector<Mapping>& sources, const std::filesystem::path& own_path) {
   const auto folder = own_path.parent_path();
 #if !H5_VERSION_GE(1, 10, 2)
-  return folder;  // it has no H5Pset_virtual_prefix()
+  return folder;  // this HDF5 has no H5Pset_virtual_prefix()
 #endif
   std::error_code error;
   const auto resolved = std::filesystem::canonical(own_path, error).parent_path();
@@ -83,7 +83,7 @@ Handle opened_again(Handle dataset, const std::filesystem::path& folder, const s
 #if H5_VERSION_GE(1, 10, 2)
   check(H5Pset_virtual_prefix(access.get(), folder.c_str()), doing);
 #endif
-  dataset = {};  // opened twice at once, it would keep its first folder
+  dataset = {};  // HDF5 keeps the first folder as long as the dataset is open
   return {check(H5Dopen2(file.get(), name.c_str(), access.get()), doing), H5Dclose};
 }
 

@@ -12,9 +12,9 @@
 
 namespace muster::detail::data {
 
-/// Chunks of one size lie side by side in blocks, for which the kernel can use large pages. To provide small ones took
-/// a fifth of the time of a first pass over gzipped chunks. A block goes back to the kernel once none of its chunks is
-/// used; a few are kept for the chunks to come. Thread-safe.
+/// Chunks of one size lie side by side in blocks, for which the kernel can use large pages. Providing small
+/// pages took a fifth of the time of a first pass over gzipped chunks. A block goes back to the kernel once none of its
+/// chunks is used; a few blocks are kept for later chunks. Thread-safe.
 class ChunkMemory {
  public:
   /// It may outlive the ChunkMemory.

@@ -19,7 +19,7 @@ class ChunkedColumn final : public ColumnReader {
 
   void read(const File& bytes, std::span<const RowDestination> wanted) override;
   void expect(const File& bytes, std::span<const RowRange> rows, Ahead how) override;
-  /// True if a row is read by itself: its chunks are stored as they are, and few pieces of them make the row.
+  /// True if a row is read by itself: its chunks are stored as they are, and each has one or only long pieces of it.
   bool reads_rows_alone() const;
 
  private:

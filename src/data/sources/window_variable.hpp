@@ -56,7 +56,7 @@ class WindowVariable {
   double all_bytes() const;
   /// The memory for all chunks that neighbouring windows touch: `tile` of them along each dimension of the grid.
   double bytes_of_tile(const WindowShape& shape, const std::vector<std::int64_t>& tile) const;
-  /// The way by which HDF5 reads the values; null if it does not.
+  /// The array through which HDF5 reads the values; null if HDF5 does not read them.
   LibraryArray* library() noexcept { return reader_->library(); }
   hid_t file() const noexcept { return file_->handle.get(); }
 
@@ -75,7 +75,7 @@ class WindowVariable {
            const WindowShape& shape) const;
 
   std::string name_;
-  std::string dataset_;  ///< with its file, without a field
+  std::string dataset_;  ///< the name of the dataset with its file, without a field
   const OpenFile* file_ = nullptr;
   std::vector<std::string> names_;
   std::vector<std::size_t> dimensions_;
