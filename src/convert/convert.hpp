@@ -49,7 +49,7 @@ class InputFile {
   /// Throws an Error if the file's size shows that not exactly `bytes` bytes can follow. For a gzipped file it can only
   /// show that there are too few, from the limit of deflate. Call it before allocating the memory.
   void expect_remaining(std::uint64_t bytes) const;
-  /// Throws an Error unless `bytes`, as many as the file announces, equals `left`, as many as follow.
+  /// Throws an Error unless `bytes`, the number that the file announces, equals `left`, the number that follows.
   void expect_exactly(std::uint64_t bytes, std::uint64_t left) const;
 
   const std::string& shown() const noexcept { return shown_; }

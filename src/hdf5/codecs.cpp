@@ -222,7 +222,7 @@ std::uint64_t big_endian64(std::span<const std::byte> from) noexcept {
 }
 
 std::uint32_t fletcher32(std::span<const std::byte> bytes) {
-  // Sums of 16-bit words, the higher byte first, modulo 65535, where 65535 itself stands for 0 once a word was not 0.
+  // Sums of 16-bit words, the higher byte first, modulo 65535. Such a sum is 65535 instead of 0 unless all words are 0.
   constexpr std::size_t words_at_once = 360;  // the sums of so many fit 32 bits
   std::uint32_t first = 0, second = 0;
   const auto fold = [](std::uint32_t sum) { return (sum & 0xffff) + (sum >> 16); };

@@ -95,7 +95,7 @@ class Chunks final : public hdf5::ForeignChunks {
     }
     const auto some = std::min(files, std::max<std::int64_t>(2, most));
     for (std::int64_t i = 0; i < some; ++i) {
-      // The last one, and others at equal distances.
+      // The last file, and others at equal distances before it.
       const auto number = i == some - 1 ? files - 1 : files / some * i + files % some * i / some;
       const auto file = files_->open(folder_ + metadata_.key(coordinates(number, grid)));
       all.is_whole = all.is_whole && file;

@@ -87,7 +87,7 @@ Json decoded_number(const Json& value) {
   return std::bit_cast<double>(__builtin_bswap64(bits));
 }
 
-/// The metadata of an array of version 2, and its attributes, in the form of version 3.
+/// Puts the metadata of an array of version 2, and its attributes, into the form of version 3.
 void make_version_3(Json& array, Json& attributes) {
   Json codecs = Json::array();
   const auto add = [&](const Json& codec) { codecs.push_back({{"name", codec.at("id")}, {"configuration", codec}}); };

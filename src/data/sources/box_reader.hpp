@@ -31,7 +31,7 @@ class BoxReader {
   virtual bool reads_directly(std::int64_t last) const = 0;
   /// Reads boxes, as stored, into memory with these strides, in bytes.
   virtual void read(const File& bytes, std::span<const Box> boxes, std::span<const std::size_t> strides) = 0;
-  /// Prepares to read these parts of the array.
+  /// Prepares to read these boxes. `how`: whether to request or to decode what they need.
   virtual void expect(const File& /*bytes*/, std::span<const Box> /*boxes*/, Ahead /*how*/) {}
   /// The array through which HDF5 reads the values; null if HDF5 does not read them.
   virtual LibraryArray* library() noexcept { return nullptr; }

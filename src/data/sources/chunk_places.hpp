@@ -16,7 +16,7 @@ namespace muster::detail::data {
 /// Thread-safe.
 class ChunkPlaces {
  public:
-  /// How many places all columns of a dataset may remember together, in 32 MiB. Each column has at least 64 more.
+  /// How many places all columns of a dataset may remember together: 32 MiB. Each column gets 64 even if none is left.
   static constexpr std::int64_t most_of_dataset = std::int64_t{1} << 20;
 
   /// `left`: how many of `most_of_dataset` no column has taken. This column takes a power of two of them: enough for

@@ -26,7 +26,7 @@ bool read_all(int descriptor, std::byte* into, std::uint64_t begin, std::uint64_
     if (got <= 0) return false;
     const auto bytes = static_cast<std::uint64_t>(got);
     if (begin + bytes >= end) return true;
-    // The next read must be aligned, too. It would not be if the file has ended.
+    // The next read must be aligned, too. After the end of the file it would not be, and the bytes are not all there.
     if (bytes % direct_alignment != 0) return false;
     into += bytes;
     begin += bytes;

@@ -40,7 +40,7 @@ void RaggedFile::open(const RaggedOptions& options, ChunkDecoding& decoding) {
   for (const auto& name : options.values) values.push_back(open_column(name, decoding));
   for (const auto& column : values) check_values(column, options.padding);
   {
-    ChunkDecoding of_offsets(options.cache_bytes);  // ends with the column, by whose address it keeps chunks
+    ChunkDecoding of_offsets(options.cache_bytes);  // ends with the column, by whose reader's address it keeps chunks
     auto column = open_column(options.offsets, of_offsets);
     offsets = read_offsets(column, *bytes, values.front().rows(), shown(options.offsets));
     std::ranges::copy(of_offsets.foreign, std::back_inserter(decoding.foreign));

@@ -35,7 +35,7 @@ struct StoredArray {
   /// The strides of the array and of a chunk, in bytes as stored.
   std::vector<std::size_t> strides() const;
   std::vector<std::size_t> chunk_strides() const;
-  /// The slots of a table by which HDF5 keeps any two neighbouring chunks at once, at most 2^20.
+  /// How many slots HDF5's table of kept chunks needs for neighbouring chunks to have separate slots; at most 2^20.
   std::size_t chunk_slots() const;
 };
 

@@ -157,7 +157,7 @@ class WindowSource final : public FileSource {
     grid_.emplace(shape_->counts(), tile_);
   }
 
-  /// Without HDF5's lock, since this may take long.
+  /// Finds the windows that the mask leaves. Called without HDF5's lock, since this may take long.
   void apply_mask() {
     ChunkDecoding decoding(options_.cache_bytes);
     const WindowVariable mask(*options_.mask, files_, decoding, &variables_.front());

@@ -1,4 +1,4 @@
-// Reads the graph of a program. No number of the file is used as an index or a size before it has been checked.
+// Reads the graph of a program. Numbers from the file are checked before they index or size anything here.
 #include "weights/exported/program.hpp"
 
 #include "base/text.hpp"
