@@ -82,7 +82,7 @@ class Order {
   explicit Order(std::vector<std::int64_t> chosen) : count_(std::ssize(chosen)), chosen_(std::move(chosen)) {}
 
   std::int64_t size() const noexcept { return count_; }
-  /// Their indices at the places begin … begin + count − 1; valid until the next call.
+  /// The indices of the samples at the places begin … begin + count − 1; valid until the next call.
   std::span<const std::int64_t> indices(std::int64_t begin, std::int64_t count) {
     if (!chosen_.empty())
       return std::span(chosen_).subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count));

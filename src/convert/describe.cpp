@@ -40,10 +40,10 @@ struct Description {
   std::vector<convert::StoredColumn> stored;
   std::vector<convert::Reading> readings;
   bool has_refused = false;         ///< something cannot be read as a column
-  std::vector<std::string> groups;  ///< those inside the group
+  std::vector<std::string> groups;  ///< names of the groups inside the group
   std::vector<std::string> advice;
   std::vector<std::string> arrays;  ///< columns of several dimensions that have names, as NetCDF writes them
-  Json ragged = nullptr;            ///< as of find_ragged()
+  Json ragged = nullptr;            ///< the result of find_ragged()
 };
 
 std::string number_name(hid_t type) {

@@ -117,7 +117,7 @@ class Scales {
     if (column.is_scale() || column.scales.empty() || column.scales.front().name() != column.name) return;
     const hdf5::Handle dataset(check(H5Dopen2(file_, column.name.c_str(), H5P_DEFAULT)), H5Dclose);
     for (const auto* attribute : {"CLASS", "NAME"})
-      if (check(H5Aexists(dataset.get(), attribute)) > 0) return;  // they mean something else here
+      if (check(H5Aexists(dataset.get(), attribute)) > 0) return;  // the attribute means something else here
     write_text(dataset.get(), "CLASS", "DIMENSION_SCALE");
     write_text(dataset.get(), "NAME", column.name);
     column.path = column.scales.front().path;

@@ -12,10 +12,10 @@
 namespace muster {
 namespace {
 
-constexpr double least_seconds = 1;             ///< of one measurement, with opening the file for each pass
+constexpr double least_seconds = 1;             ///< that one measurement takes, with opening the file
 constexpr std::int64_t trial_bytes = 8 << 20;   ///< of the pass that shows how many samples a second takes
 constexpr std::int64_t part_bytes = 64 << 20;   ///< of the measured samples, roughly
-constexpr std::int64_t batch_bytes = 16 << 20;  ///< of one batch, at most, unless a sample is larger
+constexpr std::int64_t batch_bytes = 16 << 20;  ///< the most bytes of one batch, unless a sample is larger
 
 using Clock = std::chrono::steady_clock;
 

@@ -46,7 +46,7 @@ Mapping mapping(hid_t creation, std::size_t i, const std::string& doing) {
   const auto rank = static_cast<std::size_t>(check(H5Sget_simple_extent_ndims(space.get()), doing));
   std::vector<hsize_t> first(rank);
   mapping.last.resize(rank);
-  if (H5Sget_select_bounds(space.get(), first.data(), mapping.last.data()) < 0) {  // it is unlimited
+  if (H5Sget_select_bounds(space.get(), first.data(), mapping.last.data()) < 0) {  // the selection is unlimited
     last_error();
     mapping.last.clear();
   }
@@ -74,7 +74,7 @@ std::filesystem::path folder_of(const std::vector<Mapping>& sources, const std::
   return !error && !has_all(folder, sources) && has_all(resolved, sources) ? resolved : folder;
 }
 
-/// The same dataset, whose sources HDF5 takes from `folder`.
+/// Opens the same dataset again, so that HDF5 takes its sources from `folder`.
 Handle opened_again(Handle dataset, const std::filesystem::path& folder, const std::string& doing) {
   const Handle file(check(H5Iget_file_id(dataset.get()), doing), H5Fclose);
   const auto name =

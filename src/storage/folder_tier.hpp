@@ -57,8 +57,8 @@ class NodeTier : public FolderTier {
   void abandon(int index) const noexcept override;
 };
 
-/// Creates a file that is `bytes` long and has no content. If `with_space` is true, reserves disk space for a large
-/// file.
+/// Creates a file that is `bytes` long and has no content. If `with_space` is true, reserves disk space for a file
+/// of 16 MiB or more.
 MUSTER_INTERNAL_API void create_file(const std::filesystem::path& path, std::uint64_t bytes, bool with_space = true);
 std::unique_ptr<SavedFile> open_file(const std::filesystem::path& path, Alignment alignment);
 

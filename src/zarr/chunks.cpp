@@ -135,7 +135,7 @@ class Chunks final : public hdf5::ForeignChunks {
     return find(number);
   }
 
-  /// None if the chunk is missing.
+  /// Finds a chunk in its file; none if it is missing.
   std::optional<Place> find(std::int64_t number) const {
     auto at = coordinates(number, grid_);
     std::size_t place = 0;

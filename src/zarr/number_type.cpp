@@ -47,7 +47,7 @@ std::vector<std::byte> number_bytes(at::ScalarType scalar, const Json& value) tr
     return {};
   std::memcpy(bytes.data(), at::scalar_tensor(*number, scalar).const_data_ptr(), bytes.size());
   return bytes;
-} catch (const std::exception&) {  // it does not fit
+} catch (const std::exception&) {  // the number does not fit its type
   return {};
 }
 

@@ -23,7 +23,7 @@ thread_local AheadAttempt* attempt = nullptr;
 /// The preprocessor whose transform(Batch&) is being called because it does not override the one with a generator.
 thread_local const Preprocessor* without_generator = nullptr;
 
-/// Sets a variable for a scope; the destructor restores the value before.
+/// Sets a variable for a scope; the destructor restores the earlier value.
 template <class T>
 class ScopedValue {
  public:

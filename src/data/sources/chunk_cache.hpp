@@ -30,9 +30,9 @@ class ChunkCache {
   bool fits(std::size_t bytes) const noexcept { return bytes <= limit_; }
   /// Memory for a chunk of this size.
   Chunk new_chunk(std::size_t bytes) { return memory_.take(bytes); }
-  /// The chunk, or null. `rows` of it are taken now.
+  /// The chunk, or null. Counts `rows` more of its rows as taken.
   Chunk find(const Key& key, std::int64_t rows);
-  /// Keeps a chunk that fits(), unless the cache has it. It has `rows`, and `taken` of them are taken now.
+  /// Keeps a chunk that fits(), unless the cache has it. The chunk has `rows` rows, of which `taken` are taken now.
   void keep(const Key& key, Chunk chunk, std::size_t bytes, std::int64_t rows, std::int64_t taken);
   /// Drops the chunk if all of its rows were taken.
   void drop_taken(const Key& key);

@@ -17,7 +17,7 @@ namespace muster::detail::data {
 /// chunks is used; a few blocks are kept for later chunks. Thread-safe.
 class ChunkMemory {
  public:
-  /// It may outlive the ChunkMemory.
+  /// A chunk may outlive the ChunkMemory.
   using Chunk = std::shared_ptr<std::byte>;
 
   /// Memory for a chunk of `bytes` > 0, aligned to 64 bytes. What is in it is undefined.

@@ -72,7 +72,8 @@ ChunkDecoding::ChunkDecoding(std::int64_t cache_bytes)
     : cache(cache_bytes), threads("muster-decode", decoding_threads) {}
 
 void ChunkDecoding::read_directly_beyond_memory(double file_bytes, std::int64_t cache_bytes) {
-  // About a quarter of the lanes have a chunk requested at a time, and the cache holds two chunks of each lane.
+  // About a quarter of the lanes have a chunk requested at a time. The cache has room for two chunks of each lane, so a
+  // quarter of its size is enough for the requested chunks.
   constexpr std::int64_t least = 64 << 20;
   if (file_bytes > memory_limit()) direct.emplace(static_cast<std::size_t>(std::max(least, cache_bytes / 4)));
 }

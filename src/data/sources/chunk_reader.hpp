@@ -40,7 +40,7 @@ struct ChunkDecoding {
   /// The encoded chunks if there are any and all of them fit into the cache; otherwise null.
   NodeChunks* shareable() noexcept { return of_node.bytes() > 0 && cache.fits(of_node.bytes()) ? &of_node : nullptr; }
 
-  std::vector<std::shared_ptr<const hdf5::ForeignChunks>> foreign = {};  ///< those of the dataset's arrays
+  std::vector<std::shared_ptr<const hdf5::ForeignChunks>> foreign = {};  ///< of arrays in Zarr stores
   ChunkCache cache;                                                      ///< this rank's own
   NodeChunks of_node{cache};
   std::optional<DirectReads> direct = {};  ///< of requested chunks; none if the page cache can keep the files

@@ -54,7 +54,7 @@ Pages DirectReads::memory_of(std::size_t bytes) {
     unused_.pop_back();
     return memory;
   }
-  unused_.clear();  // they are too small
+  unused_.clear();  // all pieces of memory in it are too small
   return Pages(bytes + bytes / 8);
 }
 

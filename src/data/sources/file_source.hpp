@@ -33,7 +33,7 @@ struct ArrayInBlocks {
   LibraryArray* library;  ///< null if HDF5 does not read it
   hid_t file;
   double block_bytes;  ///< of its part of a block
-  std::size_t slots;   ///< as of LibraryArray::keep_chunks()
+  std::size_t slots;   ///< see LibraryArray::keep_chunks()
 };
 
 class FileSource : public Source {

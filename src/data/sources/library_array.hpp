@@ -31,7 +31,7 @@ class LibraryArray {
   const std::byte* whole();
   /// A selection of all values, to be narrowed down and then read.
   hdf5::Handle space() const;
-  /// Reads the selected values, as values of this shape in one piece.
+  /// Reads the selected values to `into`, one after the other, as an array of this shape.
   void read(hid_t space, const std::vector<std::int64_t>& shape, std::byte* into) const;
 
  private:

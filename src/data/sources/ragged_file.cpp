@@ -23,7 +23,7 @@ bool holds(at::ScalarType type, const at::Scalar& number) {
   try {
     const auto filled = at::empty({}, type).fill_(number).item();
     return has_fractions || filled.toLong() == number.toLong();
-  } catch (const std::exception&) {  // it overflows
+  } catch (const std::exception&) {  // the number overflows the type
     return false;
   }
 }

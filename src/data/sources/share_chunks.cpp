@@ -99,7 +99,7 @@ class Agreement {
 
   const Topology& topology_;
   std::vector<Offers> of_rank_;
-  const Offers* first_ = nullptr;  ///< those of the first rank with data
+  const Offers* first_ = nullptr;  ///< offers of the first rank with data
   std::size_t room_ = std::numeric_limits<std::size_t>::max();
 };
 

@@ -242,7 +242,7 @@ class WindowSource final : public FileSource {
   std::optional<WindowGrid> grid_;
   std::vector<std::int64_t> tile_;         ///< the windows of a tile along each dimension
   std::optional<NumberSet> left_;          ///< the windows that the mask leaves
-  std::vector<WindowVariable*> in_tiles_;  ///< those whose chunks are read tile by tile
+  std::vector<WindowVariable*> in_tiles_;  ///< variables whose chunks are read tile by tile
 };
 
 }  // namespace

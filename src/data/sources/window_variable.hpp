@@ -23,7 +23,7 @@ struct OpenFile {
   hdf5::Handle handle;
   File bytes;
 };
-/// Their addresses stay valid when one is added.
+/// A deque, since the addresses of files must stay valid when one is added.
 using OpenFiles = std::deque<OpenFile>;
 
 /// The coordinates of windows: the number of each of them along each dimension of the grid.
@@ -47,7 +47,7 @@ class WindowVariable {
   const std::vector<std::string>& dimension_names() const noexcept { return names_; }
   /// For each of its dimensions: the number of that dimension among those of the first variable.
   const std::vector<std::size_t>& dimensions() const noexcept { return dimensions_; }
-  /// The column of its windows.
+  /// The column that the windows make: its name, its type and the shape of a window.
   Column column(const WindowShape& shape) const;
 
   /// True if windows are read without decoding or converting other values.

@@ -136,7 +136,7 @@ struct Program {
   Slot slot_count = 0;
   std::vector<NamedTensor> tensors = {};
   std::vector<Input> inputs = {};
-  std::map<std::string, Range> ranges = {};  ///< of symbols
+  std::map<std::string, Range> ranges = {};  ///< by symbol: which values it may have
   std::vector<Mutation> mutations = {};
   std::vector<Operand> outputs = {};
   Tree in_tree = {}, out_tree = {};         ///< `in_tree`: a tuple of the positional inputs, and a dict
