@@ -62,7 +62,7 @@ class StateSave {
   Layout layout_;
   std::vector<int> writers_;              // for each piece of state.h5, the rank that writes it
   std::vector<FileBytes> rows_;           // bytes of per-rank tensors that this rank writes
-  std::vector<std::uint32_t> checksums_;  // [pieces]; only those of rank 0 are stored
+  std::vector<std::uint32_t> checksums_;  // [pieces]; rank 0 stores its own in the manifest
 };
 
 }  // namespace muster::detail::checkpoint

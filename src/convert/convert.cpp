@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::int64_t write_bytes = 8 << 20;       ///< bytes of one write, roughly
 constexpr std::int64_t most_at_once = 1 << 20;      ///< samples of one write
-constexpr std::int64_t gathered_bytes = 256 << 20;  ///< of one write of shuffled samples, which reads all over a file
+constexpr std::int64_t gathered_bytes = 256 << 20;  ///< of one write of shuffled samples, read from all over a file
 constexpr std::int64_t default_chunk_bytes = 256 << 10;  ///< small, since reading one sample reads its whole chunk
 constexpr std::int64_t largest_chunk_bytes = (std::int64_t{4} << 30) - 1;  ///< HDF5's limit
 
@@ -82,7 +82,7 @@ class Order {
   explicit Order(std::vector<std::int64_t> chosen) : count_(std::ssize(chosen)), chosen_(std::move(chosen)) {}
 
   std::int64_t size() const noexcept { return count_; }
-  /// Their indices at the places begin … begin + count − 1; valid until the next call.
+  /// The indices of the samples at the places begin … begin + count − 1; valid until the next call.
   std::span<const std::int64_t> indices(std::int64_t begin, std::int64_t count) {
     if (!chosen_.empty())
       return std::span(chosen_).subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count));
@@ -131,7 +131,7 @@ std::optional<std::int64_t> chunk_of(const InputColumn& column, std::int64_t sam
   return chunk;
 }
 
-/// Samples that are taken from the column and written at once.
+/// How many samples are taken from the column and written at once.
 std::int64_t samples_at_once(const InputColumn& column, std::int64_t chunk, const ConvertOptions& options) {
   const auto bytes = static_cast<std::int64_t>(column.sample_bytes());
   constexpr std::int64_t index_bytes = 3 * sizeof(std::int64_t);
@@ -140,7 +140,7 @@ std::int64_t samples_at_once(const InputColumn& column, std::int64_t chunk, cons
   return std::max<std::int64_t>(1, most / chunk) * chunk;
 }
 
-/// Writes the samples of the split of the column to one file. Calls `wrote` with the number of bytes of each write, and
+/// Writes the split's samples of the column to one file. Calls `wrote` with the number of bytes of each write, and
 /// with 0 between them.
 void write_column(DatasetWriter& writer, const std::string& name, InputColumn& column, Order& order, const Split& split,
                   const ConvertOptions& options, const std::function<void(std::uint64_t)>& wrote) {

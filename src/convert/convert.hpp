@@ -49,7 +49,7 @@ class InputFile {
   /// Throws an Error if the file's size shows that not exactly `bytes` bytes can follow. For a gzipped file it can only
   /// show that there are too few, from the limit of deflate. Call it before allocating the memory.
   void expect_remaining(std::uint64_t bytes) const;
-  /// Throws an Error unless `bytes`, which the file announces, equals `left`, which follow.
+  /// Throws an Error unless `bytes`, the number that the file announces, equals `left`, the number that follows.
   void expect_exactly(std::uint64_t bytes, std::uint64_t left) const;
 
   const std::string& shown() const noexcept { return shown_; }
@@ -78,7 +78,7 @@ struct NumberType {
 /// The largest factor by which deflate makes bytes smaller.
 inline constexpr std::uint64_t most_deflated = 1032;
 
-/// The number of the first indices that follow one another.
+/// How many indices at the begin are consecutive.
 std::size_t consecutive(std::span<const std::int64_t> indices) noexcept;
 
 /// A column of samples: still in its file, or held in memory.
@@ -95,7 +95,7 @@ class InputColumn {
   InputColumn(InputColumn&&) noexcept;
   ~InputColumn();
 
-  /// The type of the values that take() gives, and the same type as this machine has it.
+  /// The type of the values that take() gives, and the same type in this machine's byte order.
   hid_t file_type() const noexcept { return file_type_.get(); }
   hid_t memory_type() const noexcept { return memory_type_.get(); }
   /// The dataset with the column's attributes; invalid if it has none.
@@ -147,7 +147,7 @@ std::vector<std::filesystem::path> convert_columns(std::vector<InputColumn> colu
                                                    const std::vector<std::string>& names,
                                                    const std::filesystem::path& output, const ConvertOptions& options,
                                                    std::optional<std::int64_t> samples = {});
-/// convert_h5() of one dataset, "FILE.h5[:/group]".
+/// Copies the columns of an HDF5 file or a Zarr store, "PATH" or "PATH:/group".
 std::vector<std::filesystem::path> copy_columns(const std::filesystem::path& input, const std::filesystem::path& output,
                                                 const ConvertOptions& options,
                                                 std::optional<std::int64_t> samples = {});

@@ -113,7 +113,7 @@ bool is_too_small(std::string_view field) {
          static_cast<std::int64_t>(field.find_first_of("123456789"));
 }
 
-/// A number too small for double is zero.
+/// The number in the field; zero if it is too small for double, none if it is no number that double holds.
 std::optional<double> number(std::string_view field) {
   double value = 0;
   const auto error = parse(field, value);

@@ -52,7 +52,7 @@ void DatasetWriter::begin_column(const std::string& name, hid_t stored, const st
 void DatasetWriter::copy_attributes(hid_t from, const std::string& shown) {
   const hdf5::Lock lock;
   for (const auto& name : attribute_names(from, shown)) {
-    // They are about the dimensions of the old file; name_dimensions() writes those of the new one.
+    // These are about the dimensions of the old file; name_dimensions() writes them for the new one.
     if (name == "_Netcdf4Coordinates" || name == "_Netcdf4Dimid" || name == "DIMENSION_LIST" ||
         name == "REFERENCE_LIST" || name == hdf5::array_dimensions)
       continue;

@@ -31,8 +31,8 @@ class DatasetWriter {
   /// in chunks of `chunk` samples; with `compress` it is deflated at that level.
   void begin_column(const std::string& name, hid_t stored, const std::vector<std::int64_t>& shape,
                     std::optional<std::int64_t> chunk, std::optional<int> compress);
-  /// Copies the simple attributes of a dataset to the column, but for those about its dimensions; warns of the others.
-  /// `shown`: the dataset's name in errors.
+  /// Copies the attributes of a dataset to the column, except those about its dimensions. Warns of each that is not
+  /// Attribute::is_simple(), and leaves it out. `shown`: the dataset's name in errors.
   void copy_attributes(hid_t from, const std::string& shown);
   /// Writes the next `count` samples, with values of type `value_type`. In a chunked column all calls but the last must
   /// write whole chunks.

@@ -40,10 +40,10 @@ struct Description {
   std::vector<convert::StoredColumn> stored;
   std::vector<convert::Reading> readings;
   bool has_refused = false;         ///< something cannot be read as a column
-  std::vector<std::string> groups;  ///< those inside the group
+  std::vector<std::string> groups;  ///< names of the groups inside the group
   std::vector<std::string> advice;
   std::vector<std::string> arrays;  ///< columns of several dimensions that have names, as NetCDF writes them
-  Json ragged = nullptr;            ///< as of find_ragged()
+  Json ragged = nullptr;            ///< the result of find_ragged()
 };
 
 std::string number_name(hid_t type) {
@@ -100,7 +100,7 @@ convert::StoredColumn stored_column(hid_t dataset, const std::string& name, cons
   return column;
 }
 
-/// What is said of values that were never written; null if there are none.
+/// The advice about values that were never written; null if there are none.
 const char* unwritten_values(const convert::StoredColumn& column, hid_t dataset) {
   const auto creation = hdf5::dataset_property(dataset, H5Dget_create_plist, "reading the layout of " + column.name);
   if (H5Pget_layout(creation.get()) == H5D_VIRTUAL || column.bytes == 0) return nullptr;

@@ -19,12 +19,12 @@ struct Reference {
   std::int32_t unused = 0;  ///< so that no padding has random bytes
 };
 
-/// Writes to a new file.
+/// Writes the scales of a new file.
 class Scales {
  public:
   Scales(hid_t file, const std::string& writing) : file_(file), writing_(writing) {}
 
-  /// The column may be a scale of others.
+  /// Takes in a copied column, which may be a scale of other columns.
   void add(ColumnDimensions& column) {
     const bool is_field = hdf5::Scale{column.path}.name() != column.name;
     if (!is_field) names_[column.path] = column.name;
@@ -110,14 +110,14 @@ class Scales {
     write(dataset, name, type.get(), {}, text.c_str());
   }
 
-  /// Makes a column that has the name of its first dimension the scale of it. It was none in its file, where the
-  /// dimension is of another group. The copy has one group, in which NetCDF knows such a variable only as the
-  /// coordinate.
+  /// If a column has the name of its first dimension, makes it the scale of that dimension. In its own file it was
+  /// none, since the dimension belongs to another group. The copy has one group, in which NetCDF knows such a variable
+  /// only as the coordinate.
   void make_coordinate(ColumnDimensions& column) {
     if (column.is_scale() || column.scales.empty() || column.scales.front().name() != column.name) return;
     const hdf5::Handle dataset(check(H5Dopen2(file_, column.name.c_str(), H5P_DEFAULT)), H5Dclose);
     for (const auto* attribute : {"CLASS", "NAME"})
-      if (check(H5Aexists(dataset.get(), attribute)) > 0) return;  // they mean something else here
+      if (check(H5Aexists(dataset.get(), attribute)) > 0) return;  // the attribute means something else here
     write_text(dataset.get(), "CLASS", "DIMENSION_SCALE");
     write_text(dataset.get(), "NAME", column.name);
     column.path = column.scales.front().path;
@@ -165,7 +165,7 @@ class Scales {
   hid_t file_;
   const std::string& writing_;
   std::map<std::string, std::string> names_;                  ///< in the new file, by paths in the old one
-  std::map<std::string, std::vector<Reference>> references_;  ///< by the names
+  std::map<std::string, std::vector<Reference>> references_;  ///< by the names in the new file
   std::set<std::string> nameless_;                            ///< the paths of dimensions that a warning has named
 };
 

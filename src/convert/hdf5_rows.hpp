@@ -32,9 +32,9 @@ struct Hdf5Group {
 bool is_group(hid_t parent, const std::string& name);
 
 /// Rows come in pieces: of all chunks that hold the same rows, or of about a megabyte. The last piece is kept, so that
-/// rows in ascending order decode each chunk once. A piece is larger than `most_piece_bytes` only if one chunk or one
-/// row is; if several chunks with the same rows are, they are decoded again for every piece. Of a field of compound
-/// values, pieces have whole values.
+/// rows in ascending order decode each chunk once. A piece is larger than `most_piece_bytes` only if a single chunk
+/// or row is larger. If the chunks that hold the same rows are larger together, they are decoded again for every piece.
+/// For a field of compound values, pieces hold whole values.
 class Hdf5Rows {
  public:
   static constexpr std::int64_t most_piece_bytes = 64 << 20;
@@ -67,7 +67,7 @@ class Hdf5Rows {
     std::vector<std::byte> fill_value;
   };
 
-  /// The type of the values in the file; if they have fields, with the column's alone, at its place.
+  /// The type of a record, that is a value in the file. For a field, a compound with this field alone, at its offset.
   hdf5::Handle record_type() const;
   void choose_field(const std::string& field);
   void check_shape();
@@ -91,7 +91,8 @@ class Hdf5Rows {
   std::vector<std::int64_t> shape_;
   hdf5::Handle field_type_, only_field_;  ///< none if the column is no field; the second is for record_type()
   std::size_t field_offset_ = 0;          ///< in a record, in bytes
-  /// Of a value of the column, of the value in the file that it is a field of or equals, and of a row of those.
+  /// Bytes of a value of the column, of a record (the value, or the compound that it is a field of), and of a row of
+  /// records.
   std::int64_t value_bytes_ = 0, record_bytes_ = 0, row_bytes_ = 0;
   std::int64_t piece_rows_ = 1;
   bool whole_numbers_ = false;

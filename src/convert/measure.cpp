@@ -12,10 +12,10 @@
 namespace muster {
 namespace {
 
-constexpr double least_seconds = 1;             ///< of one measurement, with opening the file for each pass
+constexpr double least_seconds = 1;             ///< that one measurement takes, with opening the file
 constexpr std::int64_t trial_bytes = 8 << 20;   ///< of the pass that shows how many samples a second takes
 constexpr std::int64_t part_bytes = 64 << 20;   ///< of the measured samples, roughly
-constexpr std::int64_t batch_bytes = 16 << 20;  ///< of one batch, at most, unless a sample is larger
+constexpr std::int64_t batch_bytes = 16 << 20;  ///< the most bytes of one batch, unless a sample is larger
 
 using Clock = std::chrono::steady_clock;
 
@@ -120,7 +120,7 @@ std::int64_t choose_samples(const Measured& all) {
   return samples_of(all, std::clamp(static_cast<std::int64_t>(std::min(bytes, 1e15)), trial_bytes, part_bytes));
 }
 
-/// Passes until a second is over. `open` gives the dataset of each.
+/// Measures passes until a second is over. `open` returns the dataset for each pass.
 template <class Open>
 Json measure_passes(const Measured& all, std::int64_t samples, Open&& open) {
   const auto begin = Clock::now();
@@ -132,10 +132,10 @@ Json measure_passes(const Measured& all, std::int64_t samples, Open&& open) {
   return {{"samples_per_s", speed}, {"bytes_per_s", speed * static_cast<double>(all.sample_bytes)}};
 }
 
-/// `keeps`: later passes take values from memory.
+/// Measures first passes, and later passes if `keeps` is true, that is if they take values from memory.
 Json measure_both(const Measured& all, std::int64_t samples, bool keeps) {
   const auto dataset = all.open();
-  // Puts the file into the system's cache, and values into the dataset's; some of them when they come again.
+  // Puts the file into the system's cache, and values into the dataset's, some only when they are read a second time.
   for (int pass = 0; pass < 2; ++pass) seconds_of_pass(all, dataset, samples);
   auto first = measure_passes(all, samples, [&] { return all.open(); });
   return {{"first_pass", std::move(first)},

@@ -40,7 +40,7 @@ struct ArrayEntry {
   zip_uint64_t index = 0;
 };
 
-/// The bytes of one entry. libzip verifies its size and its checksum where it ends.
+/// The bytes of one entry. libzip verifies its size and its checksum when its end is read.
 class EntryStream final : public InputStream {
  public:
   EntryStream(std::shared_ptr<zip_t> archive, zip_file_t* entry, std::uint64_t bytes)

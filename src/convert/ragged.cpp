@@ -34,7 +34,7 @@ std::int64_t end_of_offsets(const std::string& path, const StoredColumn& column)
     const auto* const first = checked.const_data_ptr<std::int64_t>();
     const auto* const last = first + checked.numel();
     return *first == 0 && std::is_sorted(first, last) && *(last - 1) <= end ? end : -1;
-  } catch (const Error&) {  // it cannot be read, which is said elsewhere
+  } catch (const Error&) {  // what cannot be read is not taken for offsets
     return -1;
   }
 }

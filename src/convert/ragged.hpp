@@ -14,7 +14,7 @@ namespace muster::detail::convert {
 /// group.
 Json find_ragged(const std::string& path, const std::vector<StoredColumn>& columns);
 
-/// The call that reads it, as C++.
+/// The C++ call that reads such a group. `ragged`: the result of find_ragged().
 std::string ragged_call(const std::string& path, const Json& ragged);
 
 }  // namespace muster::detail::convert

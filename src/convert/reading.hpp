@@ -19,7 +19,7 @@ struct StoredColumn {
   std::vector<std::int64_t> chunk;  ///< empty if it has no chunks
   std::vector<hdf5::Filter> filters;
   bool is_foreign = false;  ///< its chunks are those of a Zarr store
-  bool is_whole = true;     ///< none of these is missing
+  bool is_whole = true;     ///< none of its chunks is missing
   std::int64_t value_bytes = 0;
   std::int64_t bytes = 0;       ///< of all values, decoded
   std::int64_t file_bytes = 0;  ///< as stored
@@ -38,7 +38,7 @@ struct Reading {
   bool can_improve = false;  ///< writing it again in another layout gives it a better reader
   bool can_convert = true;   ///< `muster convert h5` can read it
 };
-/// `dataset`: the column's, of a file from hdf5::open_file().
+/// `dataset`: the column's, of a file that zarr::open_file() has opened.
 Reading reading_of(const StoredColumn& column, hid_t dataset, const std::string& shown);
 
 /// The place of the column's values in the file, in bytes; null unless they are contiguous and read directly.

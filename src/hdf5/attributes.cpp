@@ -45,8 +45,8 @@ std::vector<std::string> texts_of(const Attribute& found, const std::string& doi
   return texts;
 }
 
-/// The numbers of a text, between spaces, which may follow a comma; none if there is anything else in it, such as a
-/// comma within a number.
+/// The numbers of a text, separated by spaces or by a comma and a space; none if there is anything else in it, such as
+/// a comma within a number.
 std::optional<std::vector<double>> numbers_in(std::string_view text) {
   std::vector<double> numbers;
   constexpr const char* spaces = " \t\n";

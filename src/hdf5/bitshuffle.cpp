@@ -9,15 +9,15 @@ namespace {
 
 constexpr std::size_t group = 8;  ///< values whose bits are transposed together
 
-/// The values of a block for which the writer has chosen no size.
+/// How many values a block has if the writer has not chosen its size.
 std::size_t default_block(std::size_t value_bytes) {
   return std::max<std::size_t>(128, 8192 / value_bytes / group * group);
 }
 
 }  // namespace
 
-// With a codec, the size of the chunk and the size of a block come first, and each block after its stored size. The
-// last block may be shorter. Up to 7 values that fill no group end the chunk as they are.
+// With a codec, a chunk begins with its size and the size of a block, both in bytes, and each block follows its stored
+// size. The last block may be shorter. Up to 7 values that fill no group end the chunk, stored as they are.
 bool decode_bitshuffle(const Filter& filter, std::span<const std::byte> stored, std::span<std::byte> into) {
   const std::size_t value_bytes = filter.value(2), codec = filter.value(bitshuffle_codec);
   if (value_bytes == 0 || into.size() % value_bytes != 0) return false;

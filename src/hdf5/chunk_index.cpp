@@ -82,8 +82,8 @@ bool ChunkIndex::is_at_edge(std::int64_t number) const {
   return false;
 }
 
-/// Looks up the first chunk with memory for all of it. If HDF5 does more with the memory than to hand it to the driver,
-/// this is not the way to find chunks.
+/// Tries locate()'s way on the first chunk, with memory for all of it. If HDF5 does more with the memory than to hand
+/// it to the driver, locate(), which gives only one byte, must not be called.
 void ChunkIndex::check_that_reads_are_noted() {
   const std::vector<hsize_t> first(shape_.size(), 0);
   hsize_t bytes = 0;
@@ -118,7 +118,7 @@ StoredChunk ChunkIndex::locate(std::int64_t number, void* unused) const {
   chunk.offset = noting.reads.offset;
   chunk.bytes = noting.reads.bytes;
   if (plain_edges_ && is_at_edge(number)) chunk.filter_mask = std::numeric_limits<std::uint32_t>::max();
-  // HDF5 compares sums, which may be too large for 64 bits.
+  // HDF5 itself compares sums, which may overflow 64 bits.
   if (chunk.bytes > file_->bytes || chunk.offset > file_->bytes - chunk.bytes)
     refuse(number, {.text = "it ends beyond the end of the file", .code = ExitCode::data});
   return chunk;

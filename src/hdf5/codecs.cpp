@@ -72,7 +72,7 @@ bool inflate(Bytes stored, Into into) {
 bool decode_deflate(const Filter&, Bytes stored, Into into) { return inflate<zlib_form>(stored, into); }
 
 #ifdef MUSTER_HAS_SZIP
-/// The chunk's size in 4 bytes, the lowest first, and after them what szip makes.
+/// A stored chunk begins with its decoded size in 4 bytes, the lowest first; what szip has made follows.
 bool decode_szip(const Filter& filter, Bytes stored, Into into) {
   std::uint32_t size = 0;
   if (stored.size() < sizeof size) return false;
@@ -80,7 +80,7 @@ bool decode_szip(const Filter& filter, Bytes stored, Into into) {
   SZ_com_t parameters{static_cast<int>(filter.value(0)), static_cast<int>(filter.value(2)),
                       static_cast<int>(filter.value(1)), static_cast<int>(filter.value(3))};
   const int bits = parameters.bits_per_pixel, block = parameters.pixels_per_block;
-  // The library takes these for checked.
+  // The library does not check these.
   const bool sane = ((bits >= 1 && bits <= 24) || bits == 32 || bits == 64) && block >= 2 && block % 2 == 0 &&
                     block <= SZ_MAX_PIXELS_PER_BLOCK && parameters.pixels_per_scanline >= block &&
                     parameters.pixels_per_scanline <= SZ_MAX_PIXELS_PER_SCANLINE;
@@ -112,8 +112,8 @@ bool decode_lz4_block(Bytes stored, Into into) {
              into.size());
 }
 
-/// The size of the chunk, the size of a block, and the blocks, each after its stored size. A block that did not become
-/// smaller is stored as it is.
+/// A stored chunk is its decoded size, the size of a block, and the blocks, each after its stored size. A block that
+/// did not become smaller is stored as it is.
 bool decode_lz4(const Filter&, Bytes stored, Into into) {
   if (stored.size() < 12 || big_endian64(stored) != into.size()) return false;
   const std::size_t block = big_endian32(stored.subspan(8));
@@ -222,7 +222,7 @@ std::uint64_t big_endian64(std::span<const std::byte> from) noexcept {
 }
 
 std::uint32_t fletcher32(std::span<const std::byte> bytes) {
-  // Sums of 16-bit words, the higher byte first, modulo 65535, where 65535 itself stands for 0 once a word was not 0.
+  // Sums of 16-bit words, the higher byte first, modulo 65535. Such a sum is 65535 instead of 0 unless all words are 0.
   constexpr std::size_t words_at_once = 360;  // the sums of so many fit 32 bits
   std::uint32_t first = 0, second = 0;
   const auto fold = [](std::uint32_t sum) { return (sum & 0xffff) + (sum >> 16); };

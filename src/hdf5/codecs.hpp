@@ -21,8 +21,8 @@ enum RegisteredFilter : H5Z_filter_t {
   filter_zstd = 32015,
 };
 
-/// Fills `into` with what `stored` decodes to. False if that is not exactly as much, or if `stored` is damaged.
-/// Thread-safe.
+/// Decodes `stored` into `into`. False if the result does not have exactly the size of `into`, or if `stored` is
+/// damaged. Thread-safe.
 using Decoder = bool (*)(const Filter& filter, std::span<const std::byte> stored, std::span<std::byte> into);
 
 /// The decoder of a filter that compresses. Null if the filter is another, or was not built.
@@ -30,12 +30,12 @@ MUSTER_INTERNAL_API Decoder decoder_of(const Filter& filter);
 /// The package of Debian with which decoder_of(filter) would be built; null if no package brings it.
 MUSTER_INTERNAL_API const char* package_of(const Filter& filter);
 
-/// Like a Decoder, for a codec without parameters: deflate, zlib or gzip (the frames of what deflate makes), lz4 (one
-/// block), zstd, or "blosc CODEC". Null if it was not built.
+/// Like a Decoder, for a codec without parameters: "deflate" without a frame, "zlib" or "gzip" (deflate in their
+/// frames), "lz4" (one block), "zstd", or "blosc CODEC". Null if it was not built.
 using BareDecoder = bool (*)(std::span<const std::byte> stored, std::span<std::byte> into);
 BareDecoder bare_decoder(const std::string& codec);
 
-/// The bitshuffle filter, with or without one of these two codecs after it.
+/// Undoes the bitshuffle filter, and lz4 or zstd if one of them was applied after it.
 bool decode_bitshuffle(const Filter& filter, std::span<const std::byte> stored, std::span<std::byte> into);
 /// The codec of a bitshuffle filter: its parameter 4.
 enum BitshuffleCodec : unsigned { bitshuffle_alone = 0, bitshuffle_lz4 = 2, bitshuffle_zstd = 3 };
@@ -45,7 +45,7 @@ constexpr std::size_t bitshuffle_codec = 4;
 std::uint32_t big_endian32(std::span<const std::byte> from) noexcept;
 std::uint64_t big_endian64(std::span<const std::byte> from) noexcept;
 
-/// The checksum of HDF5's filter of that name.
+/// The checksum that HDF5's filter fletcher32 stores.
 std::uint32_t fletcher32(std::span<const std::byte> bytes);
 
 }  // namespace muster::detail::hdf5

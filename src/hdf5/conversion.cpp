@@ -18,7 +18,7 @@
 namespace muster::detail::hdf5 {
 namespace {
 
-/// Values that are converted at once; they are copied first, since their memory is also that of the result.
+/// How many values are converted at once. They are copied first, since the results overwrite their memory.
 constexpr std::size_t tile = 512;
 
 template <class Value>
@@ -164,11 +164,11 @@ void Conversion::adapt_packing() {
   const bool is_stored_signed = is_signed_;
   if (is_integer_ && packing_->is_unsigned) is_signed_ = !*packing_->is_unsigned;
   if (!packing_->is_scaled && (is_integer_ || !packing_->has_missing())) {
-    // Of integers that are not scaled, a missing value stays the number that it is.
+    // A missing value among integers that are not scaled stays the number that it is.
     packing_.reset();
     return;
   }
-  // As the values are read: the attribute may have more digits, or the sign that _Unsigned changes.
+  // Makes an attribute's number comparable to values: it may have more digits, or a sign that _Unsigned changes.
   const auto adapted = [&](double number) {
     if (!is_integer_) return rounded_to(dtype_, number);
     const auto beyond = std::exp2(8 * static_cast<double>(stored_bytes_));
@@ -178,7 +178,7 @@ void Conversion::adapt_packing() {
   for (auto& missing : packing_->missing) missing = adapted(missing);
   for (auto* const limit : {&packing_->least, &packing_->most}) {
     if (!std::isfinite(*limit)) continue;
-    // A fraction is no limit of integers as they are stored; netCDF4 leaves it out, too.
+    // A limit with a fraction cannot be meant for the stored integers; netCDF4 ignores it, too.
     const auto none = limit == &packing_->least ? -Packing::no_limit : Packing::no_limit;
     *limit = is_integer_ && *limit != std::floor(*limit) ? none : adapted(*limit);
   }

@@ -15,8 +15,8 @@ namespace muster::detail::hdf5 {
 
 /// Values keep their type, with these exceptions. uint16 and uint32 become the next larger signed type, uint64 becomes
 /// int64, and enumerations become their integers. Integers of 1 or 2 bytes and half floats become float32 if they are
-/// packed, and wider integers become float64. Where values are not packed, only floats have missing ones. Half floats
-/// that may be missing become float32, too. Integers with NetCDF's attribute _Unsigned are unsigned or signed as it
+/// packed, and wider integers become float64. If values are not packed, only floats can be missing. Half floats that
+/// can be missing become float32, too. Integers with NetCDF's attribute _Unsigned are unsigned or signed as it
 /// says.
 class MUSTER_INTERNAL_API Conversion {
  public:
@@ -31,7 +31,7 @@ class MUSTER_INTERNAL_API Conversion {
   /// False if only HDF5 can read values of this type, as native_type().
   bool reads_file() const noexcept { return reads_file_; }
   hid_t native_type() const noexcept { return native_.get(); }
-  /// What is left to do when HDF5 has read values as native_type().
+  /// Called if HDF5 reads the values as native_type(): operator() then does only what HDF5 has not done.
   void after_hdf5();
 
   /// Converts in place: `values` has room for `count` values of dtype(), and the stored ones lie at its end. Returns

@@ -19,8 +19,8 @@ Scale scale_of(hid_t object, const std::string& doing) {
   return scale;
 }
 
-/// Of a scale of several dimensions, which has no DIMENSION_LIST: finds the scales by NetCDF's numbers of them, in the
-/// dataset's group or those around it.
+/// For a dataset that is a scale with several dimensions, and so has no DIMENSION_LIST: finds the scales by NetCDF's
+/// numbers of the dimensions, in the dataset's group or the groups around it.
 void find_by_number(hid_t dataset, std::vector<Scale>& scales, const std::string& doing) {
   const auto numbers = numbers_of_attribute(dataset, "_Netcdf4Coordinates", doing);
   if (numbers.size() != scales.size()) return;

@@ -20,20 +20,20 @@ struct Scale {
   std::string name() const { return path.substr(path.rfind('/') + 1); }
 };
 
-/// How NAME begins, an attribute of the scale of a dimension of NetCDF that has no variable of its name. A full stop
-/// and the size follow.
+/// How the attribute NAME of a scale begins if NetCDF has no variable with the name of the dimension. A full stop and
+/// the size follow.
 inline constexpr const char* only_dimension = "This is a netCDF dimension but not a netCDF variable";
 
-/// The attribute of the names of a dataset's dimensions that xarray writes to Zarr stores; an empty one is no name.
+/// The attribute in which xarray stores the names of a Zarr array's dimensions. An empty name means that there is none.
 inline constexpr const char* array_dimensions = "_ARRAY_DIMENSIONS";
 
 /// An object's path in its file; empty if it has none.
 MUSTER_INTERNAL_API std::string path_of(hid_t object);
 
-/// The scale of each of the dataset's `rank` dimensions, the first one of several: attribute DIMENSION_LIST, as
-/// NetCDF-4 and h5py write it. A scale of one dimension is its own; for one of several, NetCDF's numbers of them are
-/// read, attribute _Netcdf4Coordinates. Without either, the names in `array_dimensions` are those of scales in the
-/// dataset's group.
+/// The scale of each of the dataset's `rank` dimensions, the first if there are several: from the attribute
+/// DIMENSION_LIST, as NetCDF-4 and h5py write it. A dataset that is a scale itself has none: with one dimension it is
+/// its own scale; with several, NetCDF's numbers of them are read (attribute _Netcdf4Coordinates). Otherwise the names
+/// in `array_dimensions` are taken as scales in the dataset's group.
 MUSTER_INTERNAL_API std::vector<Scale> scales_of(hid_t dataset, std::size_t rank, const std::string& shown);
 /// The names of these scales.
 std::vector<std::string> dimension_names(hid_t dataset, std::size_t rank, const std::string& shown);

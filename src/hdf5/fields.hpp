@@ -9,7 +9,7 @@
 
 namespace muster::detail::hdf5 {
 
-/// The name of a dataset and of a field of its values; no field if all of a value is meant.
+/// Splits a column's name into the names of a dataset and of a field. The field is empty if whole values are meant.
 MUSTER_INTERNAL_API std::pair<std::string, std::string> parts_of(hid_t file, const std::string& name);
 /// The type of a field of compound values of type `type`. Throws an Error (ExitCode::data) that lists the fields if
 /// there is none of that name.

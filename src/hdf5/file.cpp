@@ -106,7 +106,7 @@ Handle open_file(const std::filesystem::path& path) {
   if (::stat(path.c_str(), &status) != 0) refuse_to_open(doing, errno);
   if (S_ISDIR(status.st_mode)) throw Error(ExitCode::data, doing, "it is a folder", "Name an HDF5 file");
   if (!S_ISREG(status.st_mode)) throw Error(ExitCode::data, doing, "it is no regular file", "Name an HDF5 file");
-  // HDF5 takes a file that may not be opened for one that cannot be read. access() may allow what open() refuses.
+  // HDF5 reports a lack of permission like a failed read. access() would not do: it may allow what open() refuses.
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (descriptor < 0) refuse_to_open(doing, errno);
   char begin[3] = "";
@@ -210,7 +210,7 @@ std::vector<std::int64_t> shape(hid_t dataset, const std::string& shown) {
 std::vector<std::int64_t> chunk_shape(hid_t creation, std::size_t rank, const std::string& doing) {
   const Lock lock;
   std::vector<hsize_t> sizes(rank);
-  // HDF5 checks neither, and a damaged file may hold any number.
+  // HDF5 checks neither the number of dimensions nor the sizes, and a damaged file may hold any.
   const int stored_rank = check(H5Pget_chunk(creation, static_cast<int>(rank), sizes.data()), doing);
   if (std::cmp_not_equal(stored_rank, rank) || std::ranges::count(sizes, hsize_t{0}) > 0)
     throw Error(ExitCode::data, doing, "its chunks have not as many dimensions as its values",
@@ -233,7 +233,7 @@ std::vector<std::byte> fill_value(hid_t creation, hid_t type, const std::string&
 
 std::optional<std::uint64_t> contiguous_offset(hid_t dataset) {
   const Lock lock;
-  // Of values that were never written H5Dget_offset() gives no address plus the size of the file's user block.
+  // For values that were never written, H5Dget_offset() returns HADDR_UNDEF plus the size of the file's user block.
   if (H5Dget_storage_size(dataset) == 0) return {};
   const haddr_t offset = H5Dget_offset(dataset);
   if (offset != HADDR_UNDEF) return offset;

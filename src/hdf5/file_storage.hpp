@@ -37,8 +37,8 @@ class FileStorage {
   bool write_at(std::span<const std::byte> from, std::uint64_t offset);
   bool truncate(std::uint64_t size);
 
-  /// The chunks of the dataset at a path, if they lie elsewhere (hdf5/foreign_chunks.hpp). Throws an Error if it cannot
-  /// be read.
+  /// The chunks of the dataset at a path, if they lie elsewhere (hdf5/foreign_chunks.hpp). Throws an Error if
+  /// the dataset cannot be read.
   std::function<std::shared_ptr<const ForeignChunks>(const std::string& path)> foreign = {};
 
  private:

@@ -68,7 +68,7 @@ bool FilterPipeline::is_plain(std::uint32_t mask) const noexcept {
 void FilterPipeline::decode(std::span<const std::byte> stored, std::uint32_t mask, std::span<std::byte> into,
                             Workspace& workspace, std::string_view doing) const {
   std::vector<const Filter*> applied;
-  std::size_t checksums = 0;  // before the next filter: the bytes that they have added to its input
+  std::size_t checksums = 0;  // how many of the filters that are not undone yet have added a checksum
   for (std::size_t i = 0; i < filters_.size(); ++i) {
     if ((mask >> i & 1) != 0) continue;
     applied.push_back(&filters_[i]);
@@ -91,7 +91,7 @@ void FilterPipeline::decode(std::span<const std::byte> stored, std::uint32_t mas
       if (!check_and_remove_checksum(bytes)) refuse(doing, "its checksum is wrong");
       continue;
     }
-    // What was shuffled after it had been compressed has the size of the compressed bytes, which is not known before.
+    // If a codec came before the shuffle filter, the size is that of the compressed bytes, which only `bytes` tells.
     const auto codec =
         std::find_if(applied.begin(), applied.begin() + static_cast<std::ptrdiff_t>(left - 1), compresses);
     const bool is_compressed = codec != applied.begin() + static_cast<std::ptrdiff_t>(left - 1);
@@ -100,7 +100,7 @@ void FilterPipeline::decode(std::span<const std::byte> stored, std::uint32_t mas
     if (filter.id == H5Z_FILTER_SHUFFLE) {
       if (bytes.size() != size) refuse_size("");
       unshuffle(bytes, filter.value(0), output);
-    } else if (bytes.empty() || !decoder_of(filter)(filter, bytes, output)) {  // liblzf takes one byte for granted
+    } else if (bytes.empty() || !decoder_of(filter)(filter, bytes, output)) {  // liblzf reads a first byte in any case
       refuse_size(filter.text());
     }
     bytes = output;

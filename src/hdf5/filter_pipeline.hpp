@@ -22,7 +22,7 @@ class MUSTER_INTERNAL_API Buffer {
   std::span<std::byte> take(std::size_t bytes);
 
  private:
-  std::unique_ptr<std::byte[]> memory_;  ///< if it is small
+  std::unique_ptr<std::byte[]> memory_;  ///< small memory; larger memory is in `pages_`
   Pages pages_;
   std::size_t capacity_ = 0;
 };
@@ -32,9 +32,9 @@ class MUSTER_INTERNAL_API FilterPipeline {
   /// What decode() needs beside its input and output. Each thread has its own.
   using Workspace = std::array<Buffer, 2>;
 
-  /// No filters.
+  /// A pipeline without filters.
   FilterPipeline() = default;
-  /// In the order in which they were applied when the chunks were written.
+  /// `filters`: in the order in which they were applied when the chunks were written.
   explicit FilterPipeline(std::vector<Filter> filters);
 
   /// True if all filters are known here and at most one of them compresses. Otherwise HDF5 must read the dataset.

@@ -11,7 +11,7 @@
 namespace muster::detail::hdf5 {
 namespace {
 
-constexpr std::size_t most_values = 64;  ///< of a filter; those that are known here have fewer
+constexpr std::size_t most_values = 64;  ///< parameters of a filter; the known filters have fewer
 
 bool is_available(const Filter& filter) {
   if (H5Zfilter_avail(filter.id) > 0) return true;
@@ -53,7 +53,7 @@ void require_filters(const std::vector<Filter>& filters, std::string_view doing)
   const auto* missing = missing_filter(filters);
   if (missing == nullptr) return;
   for (const auto& filter : filters)
-    if (!is_available(filter) && !decoder_of(filter)) missing = &filter;  // nobody can decode that one
+    if (!is_available(filter) && !decoder_of(filter)) missing = &filter;  // neither HDF5 nor muster decodes that one
   const auto name = missing->name.empty() ? std::to_string(missing->id) : missing->name;
   constexpr const char* store = "Store it uncompressed or with deflate; h5repack does that";
   if (decoder_of(*missing))

@@ -25,10 +25,10 @@ class ForeignChunks {
   /// The codecs, for people: "blosc lz4".
   virtual const std::string& codecs() const noexcept = 0;
 
-  /// What is stored: of all chunks, or an estimate by about `most` of them at fixed places.
+  /// How much is stored. stored() looks at the files of about `most` chunks, at fixed places, and estimates the rest.
   struct Stored {
     std::uint64_t bytes = 0;
-    bool is_whole = true;        ///< no chunk is missing
+    bool is_whole = true;        ///< none of these chunks is missing
     std::uint32_t checksum = 0;  ///< of the metadata and of the sizes of these chunks
   };
   virtual Stored stored(std::int64_t most) const = 0;

@@ -8,7 +8,7 @@ Lock::Lock() {
   static std::recursive_mutex mutex;
   lock_ = std::unique_lock(mutex);
   static bool prepared = false;
-  thread_local bool is_quiet = false;  // a thread-safe HDF5 prints by thread
+  thread_local bool is_quiet = false;  // a thread-safe HDF5 has this setting for each thread
   if (!std::exchange(is_quiet, true)) H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
   if (std::exchange(prepared, true)) return;
   H5Lunregister(H5L_TYPE_EXTERNAL);

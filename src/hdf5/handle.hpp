@@ -63,7 +63,7 @@ struct Reason {
 
 /// The reason from HDF5's error stack, or "HDF5 gives no reason". Clears the stack.
 Reason last_reason();
-/// The text of last_reason().
+/// The text of last_reason(), whose call also clears the stack.
 MUSTER_INTERNAL_API std::string last_error();
 
 /// Returns `status` (an herr_t, hid_t, htri_t, …). If it is negative, throws an Error with last_error() and with

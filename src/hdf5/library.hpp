@@ -1,4 +1,4 @@
-// Which HDF5 this is. These functions need no Lock and do not initialise the library.
+// Which HDF5 this is. These functions take no Lock; loaded_version() initialises the library.
 #pragma once
 
 #include "base/export.hpp"
@@ -7,7 +7,7 @@
 
 namespace muster::detail::hdf5 {
 
-/// The version of the library that is loaded, and of the headers with which muster was compiled: "1.10.8".
+/// The versions of the library that is loaded, and of the headers with which muster was compiled: "1.10.8".
 MUSTER_INTERNAL_API std::string loaded_version();
 MUSTER_INTERNAL_API std::string compiled_version();
 /// True if muster was compiled with a parallel HDF5.

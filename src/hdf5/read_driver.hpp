@@ -1,5 +1,5 @@
-// The driver of HDF5's file layer through which files are read. It can note where values lie instead of reading them,
-// by which a ChunkIndex finds chunks: HDF5 1.10 has no quick call for that.
+// The driver of HDF5's file layer through which files are read. It can note where values lie instead of reading them:
+// that is how a ChunkIndex finds chunks, since HDF5 1.10 has no quick call for it.
 #pragma once
 
 #include <hdf5.h>

@@ -6,8 +6,8 @@
 
 namespace muster::detail::hdf5 {
 
-/// Undoes HDF5's shuffle filter: puts the bytes of each value together again, which lie in `value_bytes` planes. Bytes
-/// beyond the last whole value are copied. Both spans have the same size and do not overlap; `value_bytes` is above 0.
+/// Undoes HDF5's shuffle filter, which has spread the bytes of each value over `value_bytes` planes. Bytes beyond the
+/// last whole value are copied. Both spans have the same size and do not overlap; `value_bytes` is above 0.
 void unshuffle(std::span<const std::byte> from, std::size_t value_bytes, std::span<std::byte> into);
 
 /// Undoes the bitshuffle filter for one of its blocks: a multiple of 8 values of `value_bytes` bytes, whose bits lie in

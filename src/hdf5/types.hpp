@@ -13,7 +13,7 @@ namespace muster::detail::hdf5 {
 /// The HDF5 memory type for a torch type: bfloat16 as a 16-bit float of 8 exponent bits, half as IEEE, bool as h5py's
 /// enumeration of FALSE and TRUE over int8, complex as h5py's compound of r and i.
 MUSTER_INTERNAL_API Handle memory_type_of(at::ScalarType type);
-/// True if memory_type_of(type) exists.
+/// True if memory_type_of() has an HDF5 type for `type`; otherwise it throws.
 bool has_type(at::ScalarType type) noexcept;
 /// The torch type for values of a stored type in any byte order. uint16 and uint32 become the next larger signed type,
 /// uint64 becomes int64, enumerations become their integers. Throws an Error that names the kind for strings,

@@ -46,7 +46,7 @@ Mapping mapping(hid_t creation, std::size_t i, const std::string& doing) {
   const auto rank = static_cast<std::size_t>(check(H5Sget_simple_extent_ndims(space.get()), doing));
   std::vector<hsize_t> first(rank);
   mapping.last.resize(rank);
-  if (H5Sget_select_bounds(space.get(), first.data(), mapping.last.data()) < 0) {  // it is unlimited
+  if (H5Sget_select_bounds(space.get(), first.data(), mapping.last.data()) < 0) {  // the selection is unlimited
     last_error();
     mapping.last.clear();
   }
@@ -67,14 +67,14 @@ bool has_all(const std::filesystem::path& folder, const std::vector<Mapping>& so
 std::filesystem::path folder_of(const std::vector<Mapping>& sources, const std::filesystem::path& own_path) {
   const auto folder = own_path.parent_path();
 #if !H5_VERSION_GE(1, 10, 2)
-  return folder;  // it has no H5Pset_virtual_prefix()
+  return folder;  // this HDF5 has no H5Pset_virtual_prefix()
 #endif
   std::error_code error;
   const auto resolved = std::filesystem::canonical(own_path, error).parent_path();
   return !error && !has_all(folder, sources) && has_all(resolved, sources) ? resolved : folder;
 }
 
-/// The same dataset, whose sources HDF5 takes from `folder`.
+/// Opens the same dataset again, so that HDF5 takes its sources from `folder`.
 Handle opened_again(Handle dataset, const std::filesystem::path& folder, const std::string& doing) {
   const Handle file(check(H5Iget_file_id(dataset.get()), doing), H5Fclose);
   const auto name =
@@ -83,7 +83,7 @@ Handle opened_again(Handle dataset, const std::filesystem::path& folder, const s
 #if H5_VERSION_GE(1, 10, 2)
   check(H5Pset_virtual_prefix(access.get(), folder.c_str()), doing);
 #endif
-  dataset = {};  // opened twice at once, it would keep its first folder
+  dataset = {};  // HDF5 keeps the first folder as long as the dataset is open
   return {check(H5Dopen2(file.get(), name.c_str(), access.get()), doing), H5Dclose};
 }
 

@@ -26,7 +26,7 @@ std::string weights_path(const std::string& parameter);
 /// order of the entries.
 ParameterPaths parameter_paths(const StateEntries& entries);
 
-/// Makes the state of all entries whole on this rank, for collect(). Collective.
+/// Gathers on this rank the state that the ranks hold in shares, so that collect() sees all of it. Collective.
 MUSTER_INTERNAL_API void gather(const StateEntries& entries);
 
 /// Returns the state of all entries. Paths of tensors begin with the entry's name, and every entry has a JSON key, its
@@ -36,8 +36,8 @@ MUSTER_INTERNAL_API void gather(const StateEntries& entries);
 /// optimizer whose parameters belong to no entry.
 MUSTER_INTERNAL_API StateDict collect(const StateEntries& entries);
 
-/// Throws an Error (ExitCode::user_error) if a parameter holds the average of an EMA: a run that resumes from it would
-/// train other weights.
+/// Throws an Error (ExitCode::user_error) if a parameter holds the average of an EMA: a run that resumes from such a
+/// checkpoint would train other weights.
 void require_own_weights(const StateEntries& entries);
 
 /// The Error that a per-rank state cannot be restored, because another number of ranks has saved it.
@@ -53,8 +53,8 @@ class WrongNumberOfRanks : public Error {
 
 /// Compares `saved` with the entries. Throws an Error (ExitCode::data) that lists all differences: names that are
 /// missing or left over, different shapes or types, and entries that are per-rank only here or only in `saved`.
-/// `per_rank`: by the entry's name, true if the entry is per-rank in `saved`; for entries without a value it is
-/// unknown.
+/// `per_rank`: by the entry's name, true if the entry is per-rank in `saved`. For entries that are not in the map, this
+/// is unknown and is not compared.
 MUSTER_INTERNAL_API void require_fit(const StateEntries& entries, const StateDict& saved, RankInGroup here = {},
                                      const std::map<std::string, bool>& per_rank = {});
 

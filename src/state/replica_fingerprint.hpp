@@ -12,7 +12,7 @@ namespace muster::detail::state {
 /// Computes one fingerprint of several tensors, block by block.
 class ReplicaFingerprint {
  public:
-  /// Each tensor is read once: first those on the CPU, in this order.
+  /// Each tensor is read once: those on the CPU by advance(), in the given order, those on devices by value().
   explicit ReplicaFingerprint(const std::vector<at::Tensor>& tensors);
 
   /// Reads the next block of the tensors on the CPU; returns false if there is none left.

@@ -25,7 +25,7 @@ std::uint64_t structure_fingerprint(const StateDict& state, const EntryReplicati
 std::vector<at::Tensor> replicated_tensors(const StateDict& state, const EntryReplication& replication);
 
 /// Finds the differences between ranks, after their fingerprints of structure or tensors differed. A difference in one
-/// of the user's own entries, in the names of entries, or in the form of a per-rank entry is an Error
+/// of the user's own entries, in the names of entries, or in the shape or type of a per-rank tensor is an Error
 /// (ExitCode::user_error), the same on all ranks, that names entry and ranks. A difference in an averaged entry only
 /// logs a warning. Returns the names of the averaged tensors that differ: rank 0's copy of them is to be stored.
 /// Collective.

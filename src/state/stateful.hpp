@@ -51,7 +51,7 @@ void compare_values(const std::string& path, const at::Tensor& saved, const at::
 struct Stateful {
   virtual ~Stateful() = default;
   virtual StateDict save(const ParameterPaths& parameters) const = 0;
-  /// Makes what save() reads whole on this rank, if the ranks have it in shares. Collective.
+  /// Gathers on this rank what save() reads, if each rank holds only a share of it. Collective.
   virtual void gather() {}
   /// Adds to `differences` what prevents `saved` from being loaded. Changes nothing else.
   virtual void compare(const StateDict& saved, const ParameterPaths& parameters, Differences& differences) const = 0;

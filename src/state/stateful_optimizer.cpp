@@ -243,7 +243,7 @@ class StatefulOptimizer : public Stateful {
     return paths;
   }
 
-  /// Returns the path of a parameter: by its name if the parameters have names here, otherwise by its position.
+  /// Returns the path of a parameter. If the parameters have no paths here, returns the saved path at its position.
   static std::string path_here(const at::Tensor& parameter, const ParameterPaths& parameters,
                                const std::vector<std::string>& saved_paths, std::size_t position) {
     const auto at = parameters.find(parameter.unsafeGetTensorImpl());

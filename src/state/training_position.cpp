@@ -18,7 +18,7 @@ constexpr double max_seconds = 1e12;
   throw Error(ExitCode::data, "reading the progress of training", what + " " + fact, "Use another checkpoint");
 }
 
-/// Returns a whole number from 0 to `most`; 0 if it is missing.
+/// Returns json[key], a whole number from 0 to `most`; 0 if it is missing. Refuses other values.
 template <std::integral T = std::uint64_t>
 T number_at(const Json& json, const std::string& where, const char* key, std::uint64_t most) {
   const auto at = json.find(key);

@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Smaller files go through the page cache, where a restarted run finds them.
+/// Smaller files go through the page cache, from which a restarted run reads them quickly.
 constexpr std::uint64_t min_direct_bytes = 16 << 20;
 
 [[noreturn]] void fail(const std::string& doing) {

@@ -5,7 +5,7 @@
 //                                 it is found intact later
 //   .checkpoint_000003.saving     a save under way, or interrupted
 //   .checkpoint_000003.pruning    a removal under way, or interrupted
-//   best → checkpoint_000003      a name that a report gave it; not part of the protocol
+//   best → checkpoint_000003      a link: the name that a report gave the checkpoint; restoring does not need it
 #pragma once
 
 #include "base/export.hpp"
@@ -47,7 +47,7 @@ class FolderTier : public Tier {
   mode_t mode_ = 0;  // the permissions that the umask gives; set by begin(), used by publish()
 };
 
-/// The folder of one node of a fast tier. Its files have holes where the bytes are that other nodes write.
+/// The folder of one node of a fast tier. Its files have holes in place of the bytes that other nodes write.
 class NodeTier : public FolderTier {
  public:
   using FolderTier::FolderTier;
@@ -57,8 +57,8 @@ class NodeTier : public FolderTier {
   void abandon(int index) const noexcept override;
 };
 
-/// Creates a file that is `bytes` long and has no content. If `with_space` is true, reserves disk space for a large
-/// file.
+/// Creates a file that is `bytes` long and has no content. If `with_space` is true, reserves disk space for a file
+/// of 16 MiB or more.
 MUSTER_INTERNAL_API void create_file(const std::filesystem::path& path, std::uint64_t bytes, bool with_space = true);
 std::unique_ptr<SavedFile> open_file(const std::filesystem::path& path, Alignment alignment);
 

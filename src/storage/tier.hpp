@@ -81,7 +81,8 @@ class Tier {
 
   /// Moves a published checkpoint to a name that readers do not look for, and returns its new path.
   virtual std::filesystem::path quarantine(int index) const = 0;
-  /// Gives a checkpoint that quarantine() has moved its published name again. Returns false if that name is taken.
+  /// Moves a checkpoint from the path that quarantine() gave it back to its published name. Returns false if that name
+  /// is taken.
   virtual bool unquarantine(int index, const std::filesystem::path& damaged) const = 0;
   /// Removes a published checkpoint and its names. If the process is killed meanwhile, the checkpoint is still complete
   /// or is listed as unfinished.

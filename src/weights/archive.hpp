@@ -36,7 +36,7 @@ class Archive {
 
   /// Refuses an archive with compressed or encrypted records, which torch.save() and torch.export.save() never write.
   void check_stored() const;
-  /// Verifies the checksums of the records that are neither compressed nor encrypted; all values are among them.
+  /// Verifies the checksums of the records that are neither compressed nor encrypted; the tensors are among them.
   void check_sums() const;
 
   std::uint64_t bytes_in(const std::string& name) const { return find(name).bytes; }

@@ -278,7 +278,8 @@ class Unpickler {
     return (has_storage_class(type) && type != at::kBool) || type == at::kComplexHalf;
   }
 
-  /// Builds a tensor from the arguments (storage, offset, sizes, strides, …). `own_type`: if the storage has none.
+  /// Builds a tensor from the arguments (storage, offset, sizes, strides, …). `own_type`: the tensor's,
+  /// if the storage has no type.
   at::Tensor tensor(const PickleValues& arguments, std::optional<at::ScalarType> own_type) {
     const auto numbers = [](const PickleValue& tuple, const char* what) {
       std::vector<std::int64_t> values;

@@ -46,7 +46,7 @@ constexpr const char* constants_record = "constants.pkl";  // only TorchScript a
 constexpr const char* cpp_root = "c__torch__\nModule\n";   // the root's class in files of torch::save() in C++
 constexpr std::size_t root_class_bytes = 16;               // the root's class begins within so many bytes of the pickle
 
-/// The archive's folder.
+/// Returns the folder of data.pkl. Refuses programs of torch.export, and archives without a data.pkl.
 std::string folder_in(const Archive& archive) {
   auto folder = archive.folder_of("data.pkl");
   if (!archive.folder_of("archive_format").empty())

@@ -25,7 +25,7 @@ bool is_safetensors_type(at::ScalarType type) noexcept;
 using ByteSink = std::function<void(std::string_view)>;
 
 /// Creates the file with the bytes that `write` passes to the sink. `total`: about how many bytes, for the progress. If
-/// it throws, no new file is left.
+/// `write` throws, no new file is left.
 void write_weights(const std::filesystem::path& path, const ExportOptions& options, std::uint64_t total,
                    const std::function<void(const ByteSink&)>& write);
 

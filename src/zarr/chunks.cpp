@@ -75,11 +75,11 @@ class Chunks final : public hdf5::ForeignChunks {
       if (!place) return;
       place->file.will_read(place->offset, place->bytes);
       const std::lock_guard lock(mutex_);
-      // Other ranks have decoded those that are left. All arrays of a store share the limit.
+      // Other ranks have decoded the requested chunks that are left. All arrays of a store share the limit.
       const auto arrays = static_cast<std::size_t>(std::max(1L, files_.use_count()));
       if (requested_.size() >= std::max<std::size_t>(4, 4 * most_requested / arrays)) requested_.clear();
       requested_.insert_or_assign(number, *std::move(place));
-    } catch (const std::exception&) {  // who reads the chunk meets it again
+    } catch (const std::exception&) {  // read() meets the error again
     }
   }
 
@@ -95,7 +95,7 @@ class Chunks final : public hdf5::ForeignChunks {
     }
     const auto some = std::min(files, std::max<std::int64_t>(2, most));
     for (std::int64_t i = 0; i < some; ++i) {
-      // The last one, and others at equal distances.
+      // The last file, and others at equal distances before it.
       const auto number = i == some - 1 ? files - 1 : files / some * i + files % some * i / some;
       const auto file = files_->open(folder_ + metadata_.key(coordinates(number, grid)));
       all.is_whole = all.is_whole && file;
@@ -110,7 +110,8 @@ class Chunks final : public hdf5::ForeignChunks {
   }
 
  private:
-  /// Where the chunks of a shard lie: an offset and a size for each. Both are the largest number if it is missing.
+  /// Where the chunks of a shard lie: an offset and a size for each. Both are the largest number if the chunk is
+  /// missing.
   using Index = std::vector<std::uint64_t>;
   /// A chunk in its file.
   struct Place {
@@ -134,7 +135,7 @@ class Chunks final : public hdf5::ForeignChunks {
     return find(number);
   }
 
-  /// None if the chunk is missing.
+  /// Finds a chunk in its file; none if it is missing.
   std::optional<Place> find(std::int64_t number) const {
     auto at = coordinates(number, grid_);
     std::size_t place = 0;
@@ -182,7 +183,7 @@ class Chunks final : public hdf5::ForeignChunks {
   const std::string shown_;
   const std::uint32_t metadata_checksum_;
   std::vector<std::int64_t> grid_;      ///< the number of chunks along each dimension
-  std::vector<std::int64_t> in_shard_;  ///< of a shard; 1 if there are none
+  std::vector<std::int64_t> in_shard_;  ///< the number of chunks of a shard along each dimension; 1 without shards
   mutable std::mutex mutex_;
   mutable std::map<std::pair<std::string, std::uint64_t>, std::shared_ptr<const Index>> indexes_;  ///< by key, version
   mutable std::map<std::int64_t, Place> requested_;

@@ -34,7 +34,7 @@ bool check_and_remove_crc32c(Bytes& bytes, bool at_end) {
   const auto stored = at_end ? bytes.last(crc_bytes) : bytes.first(crc_bytes);
   bytes = at_end ? bytes.first(bytes.size() - crc_bytes) : bytes.subspan(crc_bytes);
   std::uint32_t sum = std::numeric_limits<std::uint32_t>::max();
-  constexpr std::size_t at_once = 1 << 30;  // of an int
+  constexpr std::size_t at_once = 1 << 30;  // bytes; the length is an int
   for (auto rest = bytes; !rest.empty(); rest = rest.subspan(std::min(at_once, rest.size())))
     sum = ::crc32_iscsi(reinterpret_cast<unsigned char*>(const_cast<std::byte*>(rest.data())),
                         static_cast<int>(std::min(at_once, rest.size())), sum);
@@ -62,7 +62,7 @@ bool with_number(const NumberType& type, auto&& action) {
                      std::uint64_t, float, double>(type.scalar, action);
 }
 
-/// Calls action(encoded value, the value before) for each value; its result is stored.
+/// Calls action(encoded value, previous decoded value) for each value and stores the result as the decoded value.
 bool each_value(const NumberType& encoded, const NumberType& decoded, Bytes from, Into into, auto&& action) {
   if (from.size() / encoded.bytes() != into.size() / decoded.bytes() || from.size() % encoded.bytes() != 0)
     return false;
@@ -109,7 +109,7 @@ bool undo_lz4(Bytes encoded, Into into) {
 
 }  // namespace
 
-/// What the next codec is applied to.
+/// Adds the codecs to the chain, one after the other. Keeps what the next one is applied to: type, shape and size.
 class CodecChain::Builder {
  public:
   Builder(CodecChain& chain, const NumberType& type, std::vector<std::int64_t> shape, const std::string& doing)
@@ -180,7 +180,7 @@ class CodecChain::Builder {
     });
   }
 
-  /// `given`: the dimensions in the order in which they are stored, or "F" for the reverse of their own.
+  /// `given`: the dimensions in the order in which they are stored, "C" for their own order, or "F" for its reverse.
   void add_transpose(const Json& given) {
     std::vector<std::int64_t> axes(shape_.size());
     std::iota(axes.begin(), axes.end(), 0);
@@ -208,7 +208,7 @@ class CodecChain::Builder {
              });
   }
 
-  /// Adds a codec that makes numbers of numbers.
+  /// Adds a codec that turns numbers into other numbers.
   void add_filter(const std::string& name, const Json& options) {
     const auto decoded = number_type(options.at("dtype"), doing_);
     const auto astype = options.value("astype", Json());

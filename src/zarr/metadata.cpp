@@ -24,7 +24,7 @@ constexpr const char* remedy = "Correct its metadata, or write it again";
   refuse(doing, str("its metadata are not as Zarr's specification says (", error.what(), ")"));
 }
 
-/// Python writes NaN and Infinity into JSON, which has no such numbers: makes texts of them.
+/// Python writes NaN and Infinity into JSON, which has no such numbers. Puts them in quotes.
 std::string with_quoted_numbers(std::string_view text) {
   constexpr std::string_view words[] = {"NaN", "Infinity", "-Infinity"};
   std::string quoted;
@@ -72,8 +72,8 @@ const std::string& name_of(const Json& extension) {
   return (extension.is_string() ? extension : extension.at("name")).get_ref<const std::string&>();
 }
 
-/// The number that xarray has made a text of: the 8 bytes of a double, the lowest first, in base 64. The text itself if
-/// it is another one.
+/// Decodes a number that xarray has written as a text: the 8 bytes of a double, the lowest first, in base 64. Returns
+/// other values as they are.
 Json decoded_number(const Json& value) {
   constexpr std::string_view digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
   const std::string_view text = value.is_string() ? value.get_ref<const std::string&>() : std::string_view();
@@ -87,7 +87,7 @@ Json decoded_number(const Json& value) {
   return std::bit_cast<double>(__builtin_bswap64(bits));
 }
 
-/// The metadata of an array of version 2, and its attributes, in the form of version 3.
+/// Puts the metadata of an array of version 2, and its attributes, into the form of version 3.
 void make_version_3(Json& array, Json& attributes) {
   Json codecs = Json::array();
   const auto add = [&](const Json& codec) { codecs.push_back({{"name", codec.at("id")}, {"configuration", codec}}); };
@@ -96,8 +96,8 @@ void make_version_3(Json& array, Json& attributes) {
   for (const auto& filter : array.value("filters", Json())) add(filter);
   if (const auto compressor = array.value("compressor", Json()); !compressor.is_null()) add(compressor);
   const auto fill = array.value("fill_value", Json()), names = attributes.value(hdf5::array_dimensions, Json());
-  // xarray writes the value that marks missing ones there. Where another program has written, it is only the value of
-  // missing chunks, mostly 0.
+  // In stores of xarray, fill_value is the value that marks missing values. In those of other programs, it is only the
+  // value of missing chunks, mostly 0.
   if (!fill.is_null() && names.is_array() && !attributes.contains("_FillValue")) attributes["_FillValue"] = fill;
   array = {{"shape", array.at("shape")},
            {"data_type", array.at("dtype")},
@@ -175,7 +175,7 @@ void ArrayMetadata::read(const Json& document, const std::string& doing) {
   if (!shape.empty()) read_codecs(document.at("codecs"), doing);
 }
 
-/// Shards hold chunks with codecs of their own, and an index of them.
+/// Reads the codecs. A shard holds chunks, which have codecs of their own, and an index of the chunks.
 void ArrayMetadata::read_codecs(const Json& list, const std::string& doing) {
   const auto is_shards = [](const Json& codec) { return name_of(codec) == "sharding_indexed"; };
   if (std::ranges::none_of(list, is_shards)) {

@@ -21,9 +21,9 @@ struct Node {
   std::string text;  ///< of both
 };
 
-/// The node of a folder, which is empty or ends with a slash; none if it has none. An array of version 2 is described
-/// as version 3 does it. The copies in consolidated metadata are not read: they may be older. Throws an Error if a
-/// document is damaged.
+/// The group or array in `folder`, which is empty or ends with a slash; none if it has no metadata. An array of
+/// version 2 is described as version 3 does it. The copies in consolidated metadata are not read: they may be older.
+/// Throws an Error if a document is damaged.
 std::optional<Node> read_node(const StoreFiles& files, const std::string& folder, const std::string& doing);
 
 struct ArrayMetadata {
@@ -37,7 +37,7 @@ struct ArrayMetadata {
   std::vector<std::int64_t> shape;
   std::vector<std::int64_t> chunk;         ///< the shape of a chunk, in a shard if there are shards
   std::vector<std::int64_t> shard;         ///< the shape of a shard; empty if each chunk has a file
-  std::vector<std::string> dimensions;     ///< their names, which may be empty; none if there are none
+  std::vector<std::string> dimensions;     ///< a name for each, perhaps empty; no elements if the array names none
   std::vector<std::byte> fill_value;       ///< of the values as they are decoded
   std::optional<CodecChain> codecs;        ///< none for a single value, which is not read
   std::optional<CodecChain> index_codecs;  ///< of a shard's index; of a known size

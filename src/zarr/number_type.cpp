@@ -47,7 +47,7 @@ std::vector<std::byte> number_bytes(at::ScalarType scalar, const Json& value) tr
     return {};
   std::memcpy(bytes.data(), at::scalar_tensor(*number, scalar).const_data_ptr(), bytes.size());
   return bytes;
-} catch (const std::exception&) {  // it does not fit
+} catch (const std::exception&) {  // the number does not fit its type
   return {};
 }
 
@@ -72,7 +72,7 @@ NumberType number_type(const Json& name, const std::string& doing) {
   constexpr at::ScalarType types[] = {at::kBool,  at::kChar,   at::kShort,        at::kInt,           at::kLong,
                                       at::kByte,  at::kUInt16, at::kUInt32,       at::kUInt64,        at::kHalf,
                                       at::kFloat, at::kDouble, at::kComplexFloat, at::kComplexDouble, at::kBFloat16};
-  // Those of versions 2 and 3, for each type.
+  // The names of each type in versions 2 and 3.
   constexpr std::string_view names[] = {"b1", "bool",      "i1",  "int8",       "i2",       "int16",   "i4", "int32",
                                         "i8", "int64",     "u1",  "uint8",      "u2",       "uint16",  "u4", "uint32",
                                         "u8", "uint64",    "f2",  "float16",    "f4",       "float32", "f8", "float64",

@@ -16,15 +16,15 @@ struct NumberType {
   bool is_big_endian = false;
 
   std::size_t bytes() const { return c10::elementSize(scalar); }
-  /// The bytes that change their order together.
+  /// The bytes that are swapped together: those of a number, or of one part of a complex number.
   std::size_t part_bytes() const { return c10::elementSize(c10::toRealValueType(scalar)); }
 };
 
-/// The type that metadata name: "<f4" of version 2, "float32" of version 3. Throws an Error that names the kind if it
-/// is none of numbers that tensors hold. `doing`: for errors.
+/// The type with this name in metadata: "<f4" in version 2, "float32" in version 3. Throws an Error that names the kind
+/// if it is not a type of numbers that tensors hold. `doing`: for errors.
 NumberType number_type(const Json& name, const std::string& doing);
 
-/// The bytes of a value in this machine's byte order, of the JSON form in which metadata have a fill value. Null is 0.
+/// Converts a fill value, in the JSON form that metadata have, to its bytes in this machine's byte order. Null is 0.
 /// Throws an Error if it is no number of this type.
 std::vector<std::byte> value_bytes(const NumberType& type, const Json& value, const std::string& doing);
 

@@ -26,7 +26,7 @@ namespace {
 
 constexpr std::ptrdiff_t most_levels = 64;  ///< of groups in groups
 
-/// By the paths of a store's arrays in the HDF5 file: what returns their chunks, or throws why they cannot be read.
+/// By the path of an array in the HDF5 file: a function that returns its chunks, or throws why they cannot be read.
 using Arrays = std::map<std::string, std::function<std::shared_ptr<const hdf5::ForeignChunks>()>>;
 
 /// Writes the HDF5 file that describes a store.
@@ -98,7 +98,7 @@ class Description {
     try {
       ArrayMetadata metadata(node, "reading " + shown);
       const auto dataset = make_dataset(group, name, metadata, "reading " + shown);
-      // Those by which HDF5 and NetCDF name dimensions mean nothing in a store.
+      // The attributes by which HDF5 and NetCDF name dimensions mean nothing in a store.
       for (const auto* name_in_hdf5 : {"CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST", "_Netcdf4Dimid",
                                        "_Netcdf4Coordinates", hdf5::array_dimensions})
         metadata.attributes.erase(name_in_hdf5);
@@ -157,7 +157,7 @@ class Description {
     check(H5Awrite(made.get(), type, values));
   }
 
-  /// An attribute of a number, a text, or a list of one of these. Others are left out.
+  /// Writes an attribute that is a number, a text, or a list of numbers or texts. Leaves out others.
   void write_attribute(hid_t dataset, const std::string& name, const Json& value) const {
     constexpr std::size_t most_values = 3'500, longest_name = 255;  // HDF5 keeps larger ones in another way
     const Json list = value.is_array() ? value : Json::array({value});
@@ -192,7 +192,7 @@ class Description {
   const std::shared_ptr<Arrays> arrays_ = std::make_shared<Arrays>();
 };
 
-/// False for a file that cannot be read, too: HDF5's room says why.
+/// False also for a file that cannot be read: hdf5::open_file() then says why.
 bool is_zip(const std::filesystem::path& path) try {
   std::error_code none;
   std::string begin(4, '\0');

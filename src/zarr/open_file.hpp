@@ -16,8 +16,8 @@ MUSTER_INTERNAL_API bool is_store(const std::filesystem::path& path);
 /// hdf5::foreign_chunks(). An array that cannot be read is refused when it is opened. Takes HDF5's lock.
 MUSTER_INTERNAL_API hdf5::Handle open_file(const std::filesystem::path& path);
 
-/// The file that stands for the data in fingerprints and for HDF5's readers of bytes: the metadata of a folder's root,
-/// a zip archive, or the HDF5 file itself.
+/// The one file of the data that is opened beside open_file(), for fingerprints and for reads without HDF5: the
+/// metadata file at the root of a folder, a zip archive, or the HDF5 file itself.
 MUSTER_INTERNAL_API std::filesystem::path main_file(const std::filesystem::path& path);
 
 }  // namespace muster::detail::zarr

@@ -103,7 +103,8 @@ std::optional<StoredFile> StoreFiles::open(const std::string& name) const {
   return StoredFile(file, {.bytes = size, .unpacked_bytes = size}, version, file->path().string());
 }
 
-/// So that no link is followed. Without a descriptor, with errno, if the file cannot be opened.
+/// Opens each folder in the name in turn, so that no link is followed. On failure, returns no descriptor and sets
+/// errno.
 File StoreFiles::open_part_by_part(const std::string& name) const {
   File opened(root_->path(), -1);
   for (std::size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {

@@ -26,9 +26,9 @@ class StoredFile {
   StoredFile(std::shared_ptr<const File> file, const ZipRecord& record, std::uint64_t version, std::string shown);
 
   std::uint64_t size() const noexcept { return record_.unpacked_bytes; }
-  /// Two files that differ in their content differ in this, unless one was changed in place within a tick of the clock.
+  /// A file whose content was changed has another version, unless it was changed in place within a tick of the clock.
   std::uint64_t version() const noexcept { return version_; }
-  /// Reads a part that lies inside of the file. One that is deflated can only be read whole. Throws an Error.
+  /// Reads a part that lies inside of the file. A deflated file can only be read whole. Throws an Error if that fails.
   void read(std::span<std::byte> into, std::uint64_t offset) const;
   void will_read(std::uint64_t offset, std::uint64_t bytes) const noexcept;
 
@@ -46,7 +46,7 @@ class StoreFiles {
   /// The folder or the zip archive at `path`. Throws an Error (ExitCode::data) if it is neither, or damaged.
   explicit StoreFiles(const std::filesystem::path& path);
 
-  /// The names inside the folder `folder`, which is empty or ends with a slash, sorted: folders and links.
+  /// The names of the folders and links inside `folder`, which is empty or ends with a slash, sorted.
   std::vector<std::string> list(const std::string& folder) const;
   /// The file; none if it does not exist.
   std::optional<StoredFile> open(const std::string& name) const;

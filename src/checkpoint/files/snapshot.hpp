@@ -17,7 +17,7 @@ class Snapshot {
  public:
   /// The result of one snapshot.
   struct Result {
-    Tensors tensors;                ///< until the next snapshot; only their bytes in `pieces` may be read
+    Tensors tensors;                ///< valid until the next snapshot; only their bytes in `pieces` may be read
     std::uint64_t fingerprint = 0;  ///< of all replicated tensors that are not in `memory_snapshots`
   };
 

@@ -30,8 +30,8 @@ class MappedState : public std::enable_shared_from_this<MappedState> {
   /// Verifies these pieces on as many threads as torch has. Throws an Error (ExitCode::data) if a checksum is wrong.
   void verify(std::span<const std::uint64_t> pieces) const;
   /// Returns all tensors without verifying them. Large tensors are views of the mapping, which lives as long as one of
-  /// them does; so long, the file takes disk space, even if it is removed. Writing to them changes only this process's
-  /// copy.
+  /// them does; even if the file is removed, it takes disk space as long as the mapping lives. Writing to the tensors
+  /// changes only this process's copy.
   Tensors tensors(const Manifest& manifest) const;
 
  private:

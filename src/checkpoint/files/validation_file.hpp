@@ -24,7 +24,8 @@ const char* text_of(CheckpointStatus status) noexcept;
 /// Returns the status in the fields of a report; `committed` if they have none.
 CheckpointStatus status_from(const Json& fields);
 
-/// Returns the fields of the file; none if it is missing, damaged, or says that the validation is still pending.
+/// Returns the fields of the file; none if it is missing, damaged, or says that the validation is still pending. Throws
+/// an Error if the file cannot be read.
 std::optional<Json> read_validation(const std::filesystem::path& checkpoint);
 /// Writes or replaces the file, durably.
 void write_validation(const std::filesystem::path& checkpoint, const Json& fields);

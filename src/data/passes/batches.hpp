@@ -128,7 +128,7 @@ class BatchStream {
   std::unique_ptr<Prefetch> batches_;
   std::exception_ptr error_;  ///< was thrown instead of a batch; each later advance() throws it again
   Batch current_;             ///< the program may move from it or assign to it
-  bool in_hand_ = false;      ///< shard_ has been told of current_, and must be told when it is done with
+  bool in_hand_ = false;      ///< shard_ has been told of current_, and must be told when the program is done with it
   bool at_end_ = false;
 };
 

@@ -16,7 +16,7 @@
 namespace muster::detail::data {
 namespace {
 
-/// Copies whose memory is not free yet, before a thread waits for the oldest.
+/// How many copies may have memory that is not free yet. Above that, a thread waits for the oldest copy.
 constexpr std::size_t most_under_way = 8;
 constexpr std::size_t alignment = 256;  ///< bytes, of a column in a staging
 

@@ -21,7 +21,7 @@ class Lanes {
   /// Blocks::rows, Blocks::lanes and the number of files are at least 1.
   Lanes(const Blocks& blocks, std::uint64_t key);
 
-  /// At most Blocks::lanes and the number of blocks.
+  /// The number of lanes: Blocks::lanes, or the number of blocks if there are fewer.
   int count() const noexcept { return static_cast<int>(lengths_.size()); }
   std::int64_t size() const noexcept { return size_; }
   std::int64_t block_rows() const noexcept { return block_rows_; }

@@ -137,7 +137,7 @@ void PassPositions::note_more_passes() {
 }
 
 void PassPositions::end_epoch() {
-  // The newest epoch shows how many passes there are.
+  // The epoch that ends shows how many passes an epoch has now.
   if (const auto finished = finished_passes(); finished > 0)
     steps->epoch.passes_before_more = std::min(steps->epoch.passes_before_more, finished - 1);
 }

@@ -97,7 +97,7 @@ class PassPosition {
   /// The pass that would begin now.
   Pass plan(const BatchOptions& options, const PassData& data) const;
   /// `loader` identifies the data loader that begins the pass; null for a dataset. Throws an Error if a training pass
-  /// over another loader of the same name is under way, or if the pass continues one that `data` do not go with.
+  /// over another loader of the same name is under way, or if the pass continues one over other data.
   Pass begin_pass(const BatchOptions& options, const PassData& data, const std::shared_ptr<const void>& loader = {});
   /// The program has got `batch` of the pass; its step has `samples` samples over all ranks.
   void begin_batch(const Pass& pass, const step::BatchWeightPtr& batch, std::int64_t samples);
@@ -210,7 +210,8 @@ class MUSTER_INTERNAL_API PassPositions : public std::enable_shared_from_this<Pa
   /// Called between two batches of a pass where a run may stop. May save and throw. Empty if nothing stops there.
   std::function<void()> stop_if_asked = {};
 
-  /// Throws an Error if a dataset and a loader have the same name, or two loaders of which one has its own sampler.
+  /// Registers a pass position. Throws an Error if a dataset and a loader have the same name, or two loaders of which
+  /// one has its own sampler.
   void add(const std::shared_ptr<PassPosition>& pass_position);
   /// Null if no loader has that name.
   std::shared_ptr<PassPosition> find_loader(const std::string& name) const;

@@ -82,8 +82,8 @@ struct ExpectedBlock {
   int lane = 0;
   std::int64_t first = 0;  ///< the lane's row with which the block begins
 };
-/// The blocks to prepare in a step that reads `rows`. To decode a block is due at one of the rows of the block before
-/// it; to request it, a quarter of a block's rows earlier.
+/// The blocks to prepare in a step that reads `rows`. A block is due to be decoded at one of the rows of the block
+/// before it, and to be requested a quarter of a block's rows earlier.
 std::vector<ExpectedBlock> blocks_to_expect(std::span<const LaneRange> rows, const Lanes& lanes, Ahead how);
 
 }  // namespace muster::detail::data

@@ -187,7 +187,7 @@ class DrawnBatches final : public StreamBatches {
       const auto step =
           step_at(pass.position, pass.order.size(), pass.plan.global_batch, pass.share.total, pass.share.first);
       pass.position += step.samples;
-      if (step.mine.count == 0) return {};  // in the last step
+      if (step.mine.count == 0) return {};  // the last step has no samples for this rank
       const at::NoGradGuard no_grad;
       auto read = source->draw(step.mine.count, pass.order.random_seed(step.mine.first), between);
       if (read) convert(*read, conversion, options);

@@ -23,7 +23,7 @@ thread_local AheadAttempt* attempt = nullptr;
 /// The preprocessor whose transform(Batch&) is being called because it does not override the one with a generator.
 thread_local const Preprocessor* without_generator = nullptr;
 
-/// Sets a variable for a scope; the destructor restores the value before.
+/// Sets a variable for a scope; the destructor restores the earlier value.
 template <class T>
 class ScopedValue {
  public:
@@ -69,7 +69,7 @@ class LentGenerator {
 
 std::int64_t rows_of(const at::Tensor& column) { return column.defined() && column.dim() > 0 ? column.size(0) : 0; }
 
-/// Checks that the number of rows of a batch does not change. Made before that can happen.
+/// Checks that the number of rows of a batch does not change. Make it before the batch is changed.
 class RowCount {
  public:
   explicit RowCount(const Batch& batch) : rows_(batch.num_columns() > 0 ? rows_of(batch.begin()->second) : 0) {}

@@ -77,7 +77,7 @@ class TransformedSource final : public Source {
   void expect(std::span<const std::int64_t> samples, Ahead how) override { source_->expect(samples, how); }
 
  private:
-  /// A size that differs from batch to batch still does so if the preprocessed sample has it at the same place.
+  /// Marks sizes that differ from batch to batch: those of the source that the first sample still has after the work.
   void keep_variable_sizes() {
     constexpr std::array<std::int64_t, 1> first{0};
     const auto stored = source_->schema(), of_first = schema_of(source_->read(first));

@@ -18,7 +18,7 @@ std::vector<BatchWork> work_of(std::shared_ptr<const Preprocessor> preprocessor,
 BatchWork work_of(std::variant<BatchFunction::WithGenerator, BatchFunction::Plain> function, int threads);
 /// A source that does `work` on each batch of `source`, after the work of `source` itself.
 std::shared_ptr<Source> transformed_source(std::shared_ptr<Source> source, std::vector<BatchWork> work);
-/// Adds `work` after the batch's own. A batch without a generator gets one with that seed.
+/// Adds `work` after the batch's own. A batch without a generator gets one with the seed `seed`.
 void add_work(ReadBatch& read, std::span<const BatchWork> work, std::uint64_t seed);
 
 /// Does the first piece of the work without removing it. Returns false if it must be done on the thread that iterates.

@@ -1,4 +1,4 @@
-// The preprocessors of muster's that have a state, and how each is made from its state in a checkpoint.
+// Muster's own preprocessors that have a state, and how each is made from its state in a checkpoint.
 #pragma once
 
 #include "base/export.hpp"

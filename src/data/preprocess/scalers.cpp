@@ -25,7 +25,7 @@ namespace {
 
 using detail::data::ColumnPreprocessor;
 
-/// For each feature the power of two near `largest`, by which no division loses a digit; 1 for 0, NaN and infinity.
+/// For each feature a power of two near `largest`: dividing by it loses no digit. 1 for 0, NaN and infinity.
 at::Tensor units_near(const at::Tensor& largest) {
   const auto values = largest.contiguous();
   auto units = at::ones_like(values);

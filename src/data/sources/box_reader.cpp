@@ -112,7 +112,8 @@ class ChunkedArrayReader::Use final : public ChunkUse {
     while (!parts.empty()) {
       const auto end = std::ranges::find_if(parts, [&](const Part& part) { return part.chunk != parts.front().chunk; });
       const auto count = static_cast<std::size_t>(end - parts.begin());
-      // A window needs parts of chunks that others need again, so the cache goes by the time of the last use alone.
+      // Other windows need the same chunks again. So no chunk counts as taken, and the cache drops the least recently
+      // used.
       chunks_.push_back({parts.front().chunk, std::numeric_limits<std::int64_t>::max(), 0});
       parts_.push_back(parts.first(count));
       parts = parts.subspan(count);

@@ -27,13 +27,13 @@ class BoxReader {
   virtual ~BoxReader() = default;
 
   const StoredArray& array() const noexcept { return array_; }
-  /// True if boxes with `last` values along the last dimension are read without decoding or converting others.
+  /// True if boxes with `last` values along the last dimension are read without decoding or converting other values.
   virtual bool reads_directly(std::int64_t last) const = 0;
   /// Reads boxes, as stored, into memory with these strides, in bytes.
   virtual void read(const File& bytes, std::span<const Box> boxes, std::span<const std::size_t> strides) = 0;
-  /// Prepares to read these parts of the array.
+  /// Prepares to read these boxes. `how`: whether to request or to decode what they need.
   virtual void expect(const File& /*bytes*/, std::span<const Box> /*boxes*/, Ahead /*how*/) {}
-  /// The way by which HDF5 reads the values; null if it does not.
+  /// The array through which HDF5 reads the values; null if HDF5 does not read them.
   virtual LibraryArray* library() noexcept { return nullptr; }
 
  protected:

@@ -13,8 +13,9 @@
 
 namespace muster::detail::data {
 
-/// Keeps the chunks of all columns, as many as fit the limit. Counts how many rows of each chunk were taken. A chunk of
-/// which all rows were taken is the next to go; without one, the chunk that was used least recently. Thread-safe.
+/// Keeps the chunks of all columns, as many as fit the limit. Counts how many rows of each chunk were taken, that is
+/// read by a pass. Drops first a chunk of which all rows were taken, then the one that was used least recently.
+/// Thread-safe.
 class ChunkCache {
  public:
   using Chunk = ChunkMemory::Chunk;
@@ -23,15 +24,15 @@ class ChunkCache {
 
   explicit ChunkCache(std::int64_t limit) : limit_(limit > 0 ? static_cast<std::size_t>(limit) : 0) {}
 
-  /// Lowers the limit by `bytes`, for what the dataset keeps otherwise. The cache must be empty.
+  /// Lowers the limit by `bytes`, which the dataset uses for other memory. The cache must be empty.
   void lower_limit(std::size_t bytes) noexcept { limit_ -= std::min(bytes, limit_); }
   /// True if a chunk of this size may be kept.
   bool fits(std::size_t bytes) const noexcept { return bytes <= limit_; }
   /// Memory for a chunk of this size.
   Chunk new_chunk(std::size_t bytes) { return memory_.take(bytes); }
-  /// The chunk, or null. `rows` of it are taken now.
+  /// The chunk, or null. Counts `rows` more of its rows as taken.
   Chunk find(const Key& key, std::int64_t rows);
-  /// Keeps a chunk that fits(), unless the cache has it. It has `rows`, and `taken` of them are taken now.
+  /// Keeps a chunk that fits(), unless the cache has it. The chunk has `rows` rows, of which `taken` are taken now.
   void keep(const Key& key, Chunk chunk, std::size_t bytes, std::int64_t rows, std::int64_t taken);
   /// Drops the chunk if all of its rows were taken.
   void drop_taken(const Key& key);
@@ -58,7 +59,7 @@ class ChunkCache {
   std::size_t limit_, used_ = 0;
   ChunkMemory memory_;
   std::mutex mutex_;
-  List kept_;  ///< the last one goes next
+  List kept_;  ///< the last one is dropped next
   std::unordered_map<Key, List::iterator, Hash> places_;
 };
 

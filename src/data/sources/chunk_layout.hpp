@@ -20,7 +20,7 @@ class MUSTER_INTERNAL_API ChunkLayout {
     std::size_t in_row = 0;          ///< offset of the first one in the row, in bytes
   };
 
-  /// `shape` of the column and of a chunk, in values. Their bytes can be counted.
+  /// The shapes of the column and of a chunk, in values. Their sizes in bytes must not overflow.
   ChunkLayout(std::vector<std::int64_t> shape, std::vector<std::int64_t> chunk, std::int64_t value_bytes);
 
   std::int64_t rows() const noexcept { return shape_.front(); }

@@ -19,7 +19,7 @@ ChunkMemory::Chunk ChunkMemory::take(std::size_t bytes) {
     const std::lock_guard lock(state_->mutex);
     auto& blocks = state_->of_size[size];
     if (blocks.all.empty() || blocks.all.front().free.empty()) {
-      // As many chunks as there are already, so that few chunks take little memory.
+      // The new block has as many chunks as all others together, so that few chunks take little memory.
       const auto bytes_of_block = std::clamp(blocks.chunks * size, smallest_block, largest_block);
       const auto chunks = std::max<std::size_t>(1, bytes_of_block / size);
       Block more{Pages::large(chunks * size), chunks, {}};

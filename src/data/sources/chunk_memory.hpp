@@ -12,12 +12,12 @@
 
 namespace muster::detail::data {
 
-/// Chunks of one size lie side by side in blocks, for which the kernel can use large pages. To provide small ones took
-/// a fifth of the time of a first pass over gzipped chunks. A block goes back to the kernel once none of its chunks is
-/// used; a few are kept for the chunks to come. Thread-safe.
+/// Chunks of one size lie side by side in blocks, for which the kernel can use large pages. Providing small
+/// pages took a fifth of the time of a first pass over gzipped chunks. A block goes back to the kernel once none of its
+/// chunks is used; a few blocks are kept for later chunks. Thread-safe.
 class ChunkMemory {
  public:
-  /// It may outlive the ChunkMemory.
+  /// A chunk may outlive the ChunkMemory.
   using Chunk = std::shared_ptr<std::byte>;
 
   /// Memory for a chunk of `bytes` > 0, aligned to 64 bytes. What is in it is undefined.

@@ -43,8 +43,8 @@ std::vector<hdf5::StoredChunk> ChunkPlaces::of(std::span<const std::int64_t> num
     look_up_neighbours(unknown);
     fill_in();
   }
-  // All that are not remembered if there are fewer slots than chunks; otherwise those beside which the index is
-  // damaged.
+  // If there are fewer slots than chunks, these are all chunks that are not remembered. Otherwise they are chunks that
+  // look_up_neighbours() could not locate together with their neighbours.
   for (std::size_t i = 0, done = 0; done < unknown.size();) {
     const auto some = std::span(unknown).subspan(done, std::min(most_per_lock, unknown.size() - done));
     const auto located = index_.locate(some);

@@ -16,11 +16,11 @@ namespace muster::detail::data {
 /// Thread-safe.
 class ChunkPlaces {
  public:
-  /// How many places all columns of a dataset may remember, apart from a few of each column: 40 MB.
+  /// How many places all columns of a dataset may remember together: 32 MiB. Each column gets 64 even if none is left.
   static constexpr std::int64_t most_of_dataset = std::int64_t{1} << 20;
 
-  /// `left`: how many of these are not taken. This column takes a power of two of them: enough for its chunks, or what
-  /// is left, or 64. It takes none if HDF5 does not have the chunks.
+  /// `left`: how many of `most_of_dataset` no column has taken. This column takes a power of two of them: enough for
+  /// its chunks, or what is left, or 64. It takes none if HDF5 does not have the chunks.
   ChunkPlaces(hdf5::ChunkIndex index, std::atomic<std::int64_t>& left);
 
   /// The places of the chunks with these numbers, which ascend. Throws the Errors of hdf5::ChunkIndex::locate().

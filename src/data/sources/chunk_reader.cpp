@@ -72,7 +72,8 @@ ChunkDecoding::ChunkDecoding(std::int64_t cache_bytes)
     : cache(cache_bytes), threads("muster-decode", decoding_threads) {}
 
 void ChunkDecoding::read_directly_beyond_memory(double file_bytes, std::int64_t cache_bytes) {
-  // About a quarter of the lanes have a chunk requested at a time, and the cache holds two chunks of each lane.
+  // About a quarter of the lanes have a chunk requested at a time. The cache has room for two chunks of each lane, so a
+  // quarter of its size is enough for the requested chunks.
   constexpr std::int64_t least = 64 << 20;
   if (file_bytes > memory_limit()) direct.emplace(static_cast<std::size_t>(std::max(least, cache_bytes / 4)));
 }
@@ -181,7 +182,7 @@ void ChunkReader::read_missing(const File& bytes, std::span<const WantedChunk> w
 /// to do: the next batch of a pass in order needs them.
 void ChunkReader::add_next(const WantedChunk& last, std::vector<ChunkToDecode>& chunks) {
   const auto threads = decoding_.threads.start() + 1;
-  constexpr std::size_t many = 8;  // chunks of each thread, beside which it does not matter that some wait at the end
+  constexpr std::size_t many = 8;  // chunks per thread; with more, it hardly matters that some threads end early
   const auto least = std::max(chunks.size(), (work_to_share - 1) / chunk_bytes_ + 1);
   const auto wanted = (least + threads - 1) / threads * threads;
   if (threads == 1 || chunks.size() >= many * threads || !can_keep() ||
@@ -213,7 +214,7 @@ void ChunkReader::decode_all(const File& bytes, std::span<const ChunkToDecode> c
       request(n + requests_ahead);
       work(n);
     };
-    // A disk is faster with several requests at a time than with those of the threads that decode.
+    // A disk is faster with several requests at a time than with only those of the threads that decode.
     for (std::size_t n = 1; n < requests_ahead; ++n) request(n);
     if (of.size() * chunk_bytes_ >= work_to_share) return decoding_.threads.run(of.size(), work_after_request);
     for (std::size_t n = 0; n < of.size(); ++n) work_after_request(n);
@@ -254,7 +255,7 @@ bool ChunkReader::decode_for_node(const File& bytes, const ChunkToDecode& chunk,
   return true;
 }
 
-/// True if the chunk has been read in order before.
+/// Notes that the chunk is read in order. True if it was noted before; of far chunks nothing is noted.
 bool ChunkReader::has_come(std::int64_t number) {
   const std::lock_guard lock(mutex_);
   come_.resize(static_cast<std::size_t>(std::min(places_.count(), ChunkPlaces::most_of_dataset)));
@@ -265,8 +266,8 @@ bool ChunkReader::has_come(std::int64_t number) {
   return before;
 }
 
-/// Decodes a chunk for this rank alone. `keep`: in its cache. One that is read in order stays only when it comes again:
-/// fresh memory takes long beside fast codecs, and many data are read once.
+/// Decodes a chunk for this rank alone. `keep`: in its cache. A chunk that is read in order is kept only from the
+/// second time on: providing fresh memory takes long beside fast codecs, and many data are read once.
 void ChunkReader::decode_for_rank(const File& bytes, const ChunkToDecode& chunk, bool keep) {
   thread_local hdf5::Buffer not_kept;
   const auto& wanted = chunk.wanted;

@@ -34,13 +34,13 @@ MUSTER_INTERNAL_API int decoding_threads();
 /// What the chunked columns of a dataset share.
 struct ChunkDecoding {
   explicit ChunkDecoding(std::int64_t cache_bytes);
-  /// Has chunks that are requested read past the page cache, if that could not keep files of this size.
+  /// Has requested chunks read past the page cache if the page cache could not keep files of this size.
   void read_directly_beyond_memory(double file_bytes, std::int64_t cache_bytes);
   void end_threads();
   /// The encoded chunks if there are any and all of them fit into the cache; otherwise null.
   NodeChunks* shareable() noexcept { return of_node.bytes() > 0 && cache.fits(of_node.bytes()) ? &of_node : nullptr; }
 
-  std::vector<std::shared_ptr<const hdf5::ForeignChunks>> foreign = {};  ///< those of the dataset's arrays
+  std::vector<std::shared_ptr<const hdf5::ForeignChunks>> foreign = {};  ///< of arrays in Zarr stores
   ChunkCache cache;                                                      ///< this rank's own
   NodeChunks of_node{cache};
   std::optional<DirectReads> direct = {};  ///< of requested chunks; none if the page cache can keep the files
@@ -52,10 +52,10 @@ struct ChunkDecoding {
 struct WantedChunk {
   std::int64_t number = 0;
   std::int64_t rows = 0, taken = 0;  ///< all of its rows, and how many this read takes
-  bool is_over = false;              ///< the last ones are taken, in order: a pass in order has no more of it
+  bool is_over = false;              ///< takes the last rows, in order: a pass in order does not need it again
 };
 
-/// What to do with the chunks of a read; `i` is the place of the chunk among the wanted ones. Several threads may call
+/// What to do with the chunks of a read; `i` is the place of the chunk among the wanted ones. Several threads may use
 /// it at once.
 class ChunkUse {
  public:
@@ -85,7 +85,7 @@ class ChunkReader {
               hdf5::FilterPipeline pipeline, std::size_t chunk_bytes, ChunkDecoding& decoding, std::string shown);
   /// Keeps no chunks: each use reads what it wants directly.
   void keep_none() noexcept { keeps_ = false; }
-  /// Has encoded chunks kept in the memory of the node once the dataset has some, see NodeChunks::add().
+  /// Has encoded chunks kept in the node's memory once slots are attached. `origin`: see NodeChunks::add().
   void share(const std::string& origin);
 
   /// Reads chunks in ascending order of their numbers.
@@ -128,7 +128,7 @@ class ChunkReader {
   bool keeps_ = true;
   std::atomic<std::int64_t> next_ = -1;  ///< the chunk after those of the last read
   std::mutex mutex_;
-  std::vector<bool> come_;            ///< of the first chunks: it has been read in order
+  std::vector<bool> come_;            ///< for each of the first chunks: it was read in order before
   std::optional<std::size_t> group_;  ///< in NodeChunks; none if the chunks are not encoded
 };
 

@@ -19,7 +19,7 @@ class ChunkedColumn final : public ColumnReader {
 
   void read(const File& bytes, std::span<const RowDestination> wanted) override;
   void expect(const File& bytes, std::span<const RowRange> rows, Ahead how) override;
-  /// True if a row is read by itself: its chunks are stored as they are, and few pieces of them make the row.
+  /// True if each row is read by itself: chunks are stored as they are, and hold a row in one piece or in long ones.
   bool reads_rows_alone() const;
 
  private:

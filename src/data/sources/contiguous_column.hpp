@@ -1,4 +1,4 @@
-// A column whose values lie in the file one after the other, as the memory has them.
+// A column whose values lie in the file one after the other, in the order that memory has.
 #pragma once
 
 #include "data/sources/column_reader.hpp"

@@ -26,7 +26,7 @@ bool read_all(int descriptor, std::byte* into, std::uint64_t begin, std::uint64_
     if (got <= 0) return false;
     const auto bytes = static_cast<std::uint64_t>(got);
     if (begin + bytes >= end) return true;
-    // What is left must be aligned, too; at the end of the file it is not.
+    // The next read must be aligned, too. After the end of the file it would not be, and the bytes are not all there.
     if (bytes % direct_alignment != 0) return false;
     into += bytes;
     begin += bytes;
@@ -54,7 +54,7 @@ Pages DirectReads::memory_of(std::size_t bytes) {
     unused_.pop_back();
     return memory;
   }
-  unused_.clear();  // they are too small
+  unused_.clear();  // all pieces of memory in it are too small
   return Pages(bytes + bytes / 8);
 }
 

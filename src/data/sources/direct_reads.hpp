@@ -22,7 +22,7 @@ namespace muster::detail::data {
 /// Thread-safe. The files stay open.
 class DirectReads {
  public:
-  /// A part of a file, in memory that the next one gets when this is gone.
+  /// A part of a file. When it is destroyed, a later part gets its memory.
   class Part {
    public:
     Part(Part&&) = default;

@@ -44,7 +44,7 @@ DatasetFingerprint FileSource::fingerprint() {
   if (blocks_.rows > 0) print.order = str("in ", blocks_.lanes, " lanes of ", block_text());
   for (const auto* file : open_files_)
     print.parts.push_back(fingerprint_of(*file, max_fingerprint_blocks / static_cast<int>(open_files_.size())));
-  // As much as the metadata of a Zarr store and the sizes of its chunks tell.
+  // Of a Zarr store, only the metadata and the sizes of chunks are compared.
   constexpr std::int64_t most_sizes = 1 << 14;
   for (const auto& chunks : decoding_->foreign) {
     const auto stored = chunks->stored(most_sizes / std::ssize(decoding_->foreign));

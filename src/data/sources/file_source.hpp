@@ -33,7 +33,7 @@ struct ArrayInBlocks {
   LibraryArray* library;  ///< null if HDF5 does not read it
   hid_t file;
   double block_bytes;  ///< of its part of a block
-  std::size_t slots;   ///< as of LibraryArray::keep_chunks()
+  std::size_t slots;   ///< see LibraryArray::keep_chunks()
 };
 
 class FileSource : public Source {
@@ -55,8 +55,8 @@ class FileSource : public Source {
   /// Throws an Error if there is no file. Raises this process's limit of open files if there are many.
   void prepare_to_open() const;
   void ensure_open();
-  /// Adds an opened file, which stays where it is. Throws an Error (ExitCode::data) that names the first difference if
-  /// its columns are not those of the first file, or if there are too many samples to be counted.
+  /// Adds an opened file, whose address must not change. Throws an Error (ExitCode::data) that names the first
+  /// difference if its columns are not those of the first file, or if there are too many samples to be counted.
   void add_file(DataFile& file, const Schema& schema, std::int64_t samples);
 
   /// Sets memory aside to keep an array whole; false if it does not fit. `library`: null if HDF5 does not read it.

@@ -21,7 +21,7 @@ struct RowBlocks {
   std::int64_t rows = 0;  ///< of a block
   double count = 0;       ///< of blocks in the column
   double bytes = 0;       ///< of a block, decoded; chunks are whole, also at the edges of the column
-  std::size_t slots = 0;  ///< by which HDF5 keeps any two chunks of neighbouring blocks at once
+  std::size_t slots = 0;  ///< with so many, HDF5 can keep all chunks of two neighbouring blocks at once
 };
 
 class Hdf5Column {
@@ -34,7 +34,7 @@ class Hdf5Column {
   std::int64_t row_bytes() const noexcept { return row_bytes_; }
   /// True if the file must stay open in HDF5.
   bool needs_hdf5() const noexcept { return needs_hdf5_; }
-  /// The way by which HDF5 reads the values; null if it does not.
+  /// The array through which HDF5 reads the values; null if HDF5 does not read them.
   LibraryArray* library() noexcept { return library_; }
   /// True if a row cannot be read without decoding or converting others: then values are worth keeping.
   bool needs_memory() const noexcept { return needs_memory_; }

@@ -124,7 +124,7 @@ class Hdf5Source final : public FileSource {
   }
 
   /// Decides which columns are kept in memory whole, and divides the samples into blocks of the size of a chunk if a
-  /// column with chunks is not.
+  /// column with chunks is not kept whole.
   void share_memory() {
     double block_bytes = 0;  // the largest of the files
     std::vector<std::vector<ArrayInBlocks>> in_blocks(files_.size());

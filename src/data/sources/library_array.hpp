@@ -14,7 +14,7 @@ namespace muster::detail::data {
 /// For values that HDF5 must convert or decode. Members are called under HDF5's lock.
 class LibraryArray {
  public:
-  /// `value_bytes`: of a value of `memory_type`, which HDF5 reads the values as.
+  /// `memory_type`: the type to which HDF5 converts the values. `value_bytes`: the size of a value of this type.
   LibraryArray(hdf5::Handle dataset, hdf5::Handle memory_type, std::vector<std::int64_t> shape, std::size_t value_bytes,
                std::string shown);
 
@@ -31,7 +31,7 @@ class LibraryArray {
   const std::byte* whole();
   /// A selection of all values, to be narrowed down and then read.
   hdf5::Handle space() const;
-  /// Reads the selected values, as values of this shape in one piece.
+  /// Reads the selected values to `into`, one after the other, as an array of this shape.
   void read(hid_t space, const std::vector<std::int64_t>& shape, std::byte* into) const;
 
  private:

@@ -26,8 +26,8 @@ void NodeChunks::attach(std::unique_ptr<const node::SharedSlots> slots) {
     if (!give_to_node(kept)) cache_.keep(kept.key, kept.chunk, kept.bytes, kept.rows, kept.taken);
 }
 
-/// False if the chunk has no slot, or its slot no memory. If another rank has claimed the slot, it gives the same
-/// chunk.
+/// Copies a kept chunk into its slot. False if it has no slot, or if there is no memory for the slot. If another rank
+/// has claimed the slot, that rank stores the same chunk.
 bool NodeChunks::give_to_node(const ChunkCache::Kept& kept) const {
   const auto column = std::ranges::find(columns_, kept.key.first);
   if (column == columns_.end()) return false;

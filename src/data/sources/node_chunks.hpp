@@ -20,8 +20,8 @@ class NodeChunks {
   /// `cache`: this rank's own, which outlives this.
   explicit NodeChunks(ChunkCache& cache) : cache_(cache) {}
 
-  /// Adds the chunks of a column and returns their array. `column`: as in ChunkCache::Key. `origin`: the same for the
-  /// same data of the same file only. Before the dataset is read.
+  /// Adds the chunks of a column and returns their array. `column`: as in ChunkCache::Key. `origin`: equal only for
+  /// the same data of the same file. Call it before the dataset is read.
   std::size_t add(const void* column, const node::SlotArray& chunks, const std::string& origin);
 
   /// The size of all chunks; the largest number if it cannot be counted.

@@ -23,7 +23,7 @@ bool holds(at::ScalarType type, const at::Scalar& number) {
   try {
     const auto filled = at::empty({}, type).fill_(number).item();
     return has_fractions || filled.toLong() == number.toLong();
-  } catch (const std::exception&) {  // it overflows
+  } catch (const std::exception&) {  // the number overflows the type
     return false;
   }
 }
@@ -40,7 +40,7 @@ void RaggedFile::open(const RaggedOptions& options, ChunkDecoding& decoding) {
   for (const auto& name : options.values) values.push_back(open_column(name, decoding));
   for (const auto& column : values) check_values(column, options.padding);
   {
-    ChunkDecoding of_offsets(options.cache_bytes);  // keeps chunks by the column's address, so it goes with it
+    ChunkDecoding of_offsets(options.cache_bytes);  // ends with the column, by whose reader's address it keeps chunks
     auto column = open_column(options.offsets, of_offsets);
     offsets = read_offsets(column, *bytes, values.front().rows(), shown(options.offsets));
     std::ranges::copy(of_offsets.foreign, std::back_inserter(decoding.foreign));

@@ -16,7 +16,7 @@ namespace {
 
 using Slots = std::vector<std::size_t>;
 
-/// The places in a batch, by the sample there: the values are read in the order of the files.
+/// The places in a batch, sorted by the samples there: the values are read in the order of the files.
 Slots slots_by_sample(std::span<const std::int64_t> samples) {
   Slots slots(samples.size());
   std::iota(slots.begin(), slots.end(), std::size_t{0});
@@ -84,7 +84,7 @@ class RaggedSource final : public FileSource {
  private:
   std::string mask_name() const { return options_.values.front() + "_mask"; }
 
-  /// The values of a sample of the file that are read.
+  /// How many values of a sample of the file are read.
   std::int64_t length_of(const RaggedFile& file, std::int64_t sample) const {
     return options_.max_length ? std::min(file.length(sample), *options_.max_length) : file.length(sample);
   }

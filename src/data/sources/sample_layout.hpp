@@ -26,7 +26,7 @@ inline SampleRange share_of(std::int64_t count, int world, int rank) noexcept {
 struct Blocks {
   std::int64_t rows = 0;                 ///< of a block, the last block of a file may be shorter; 0: no blocks
   std::vector<std::int64_t> files = {};  ///< rows of each file
-  int lanes = 64;                        ///< blocks whose rows are mixed
+  int lanes = 64;                        ///< how many blocks a shuffle mixes at a time
   bool operator==(const Blocks&) const = default;
 };
 

@@ -64,7 +64,7 @@ void ScatteredRead::end_run() {
   }
 }
 
-/// Reads as much as is possible without waiting for the disk. True if that is all.
+/// Reads as much as is possible without waiting for the disk. True if that was the whole run.
 bool ScatteredRead::read_cached(Run& run) {
   if (!tells_cached_) return false;
   const auto got = ::preadv2(file_.descriptor(), pieces_.data() + run.first, static_cast<int>(run.end - run.first),

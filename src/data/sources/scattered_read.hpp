@@ -49,7 +49,7 @@ class ScatteredRead {
   const std::string& shown_;
   std::vector<iovec> pieces_;  ///< of the runs that wait for the disk, then of the last one
   std::vector<Run> waiting_;
-  std::size_t first_ = 0;              ///< of the last run
+  std::size_t first_ = 0;              ///< index of the last run's first piece
   std::uint64_t begin_ = 0, end_ = 0;  ///< where the last run lies in the file
   bool tells_cached_ = true;           ///< the file system can say that a read would wait
   std::array<std::byte, most_skipped> skipped_;

@@ -17,7 +17,7 @@ namespace {
 
 /// A rank's offer to share the chunks of one dataset.
 struct Offer {
-  std::size_t bytes = 0;  ///< of a segment; 0 if the chunks cannot be shared, or are shared already
+  std::size_t bytes = 0;  ///< of a shared segment for them; 0 if the chunks cannot be shared, or are shared already
   std::uint64_t origin = 0;
 
   static Offer of(const NodeChunks* chunks) {
@@ -99,7 +99,7 @@ class Agreement {
 
   const Topology& topology_;
   std::vector<Offers> of_rank_;
-  const Offers* first_ = nullptr;  ///< those of the first rank with data
+  const Offers* first_ = nullptr;  ///< offers of the first rank with data
   std::size_t room_ = std::numeric_limits<std::size_t>::max();
 };
 

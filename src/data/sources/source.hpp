@@ -69,7 +69,7 @@ class Source {
   virtual ReadBatch read_ahead(std::span<const std::int64_t> samples, std::uint64_t /*seed*/) { return read(samples); }
   /// The largest number of threads that a preprocessor or function of the dataset was given, at least 1.
   virtual int threads() const noexcept { return 1; }
-  /// Prepares to read all samples that are stored in the blocks of these.
+  /// Prepares to read all samples that are stored in the same blocks as `samples`.
   virtual void expect(std::span<const std::int64_t> /*samples*/, Ahead /*how*/) {}
   /// How the samples are stored, if it costs much to read them in another order than block by block.
   virtual Blocks blocks() { return {}; }

@@ -16,7 +16,7 @@
 namespace muster::detail::data {
 namespace {
 
-/// The size of an array, in bytes as stored. Throws an Error if it is more than can be counted.
+/// The size of an array, in bytes as stored. Throws an Error if it overflows.
 std::uint64_t size_of(const std::vector<std::int64_t>& shape, std::size_t value_bytes, const std::string& doing,
                       const char* what) {
   auto bytes = static_cast<std::int64_t>(value_bytes);
@@ -88,7 +88,7 @@ StoredArray open_array(hid_t file, const File& bytes, const std::string& name, s
                     .conversion = {type.get(), hdf5::packing_of(dataset.get(), type.get(), shown), shown},
                     .record_bytes = record_bytes};
   const auto value_bytes = array.conversion.stored_bytes();
-  // As values of tensors, which are at least as large as the stored ones. There may be no rows.
+  // Neither a row nor all rows may overflow as values of tensors, which are at least as large as the stored ones.
   size_of({array.shape.begin() + 1, array.shape.end()}, c10::elementSize(array.conversion.dtype()), doing, "its shape");
   size_of(array.shape, c10::elementSize(array.conversion.dtype()), doing, "its shape");
   const auto length = size_of(array.shape, value_bytes, doing, "its shape");

@@ -1,4 +1,4 @@
-// An array of an HDF5 file: what its values are, and by which way they are read.
+// An array of an HDF5 file: what its values are, and in which way they are read.
 #pragma once
 
 #include "base/file.hpp"
@@ -16,7 +16,7 @@
 
 namespace muster::detail::data {
 
-/// Values are read as they are stored, by one of three ways, and then converted. Contiguous ones and chunks whose
+/// Values are read as they are stored, in one of three ways, and then converted. Contiguous ones and chunks whose
 /// filters are known here are read without HDF5 and its lock. HDF5 reads the others.
 struct StoredArray {
   std::string shown;  ///< its name in errors
@@ -30,12 +30,12 @@ struct StoredArray {
   hdf5::Handle dataset = {}, memory_type = {};  ///< if HDF5 reads, as values of this type
   std::size_t record_bytes = 0;                 ///< of a value in a decoded chunk, with all fields of a compound
 
-  /// How HDF5 reads the values, with the handles above, which are moved.
+  /// Returns the array through which HDF5 reads the values; it takes the handles above.
   LibraryArray library();
   /// The strides of the array and of a chunk, in bytes as stored.
   std::vector<std::size_t> strides() const;
   std::vector<std::size_t> chunk_strides() const;
-  /// The slots of a table by which HDF5 keeps any two neighbouring chunks at once, at most 2^20.
+  /// How many slots HDF5's table of kept chunks needs for neighbouring chunks to have separate slots; at most 2^20.
   std::size_t chunk_slots() const;
 };
 

@@ -11,7 +11,7 @@ namespace muster::detail::data {
 /// the whole ones, so the tile of a window in a whole tile is its number divided by tile_size().
 class WindowGrid {
  public:
-  /// The windows along each dimension of the grid, and of a tile; all at least 1. Their product can be counted.
+  /// The windows along each dimension of the grid, and of a tile; all at least 1. Their product must not overflow.
   WindowGrid(std::vector<std::int64_t> counts, std::vector<std::int64_t> tile);
 
   std::int64_t size() const noexcept { return product(counts_); }

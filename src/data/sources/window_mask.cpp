@@ -22,7 +22,7 @@ at::Tensor sums_along(const at::Tensor& values, std::int64_t dimension, std::int
   return up_to.slice(dimension, size, length + 1, stride).sub(up_to.slice(dimension, 0, length + 1 - size, stride));
 }
 
-/// For each window along the mask's dimensions, in the order of their coordinates: is it left?
+/// Decides whether the mask leaves a window, for each window along the mask's dimensions, in the order of coordinates.
 class MaskReader {
  public:
   MaskReader(const WindowVariable& mask, double share, const WindowShape& shape)

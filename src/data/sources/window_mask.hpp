@@ -10,7 +10,7 @@
 
 namespace muster::detail::data {
 
-/// A list of ascending numbers below a limit, with a bit for each number below it, and 1/8 of a bit to find them.
+/// A list of ascending numbers below a limit. It takes 9/8 bits of memory for each number below the limit.
 class NumberSet {
  public:
   explicit NumberSet(std::int64_t limit);

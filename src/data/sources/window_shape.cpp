@@ -45,7 +45,7 @@ WindowShape::WindowShape(const WindowOptions& options, std::vector<std::int64_t>
       throw Error(ExitCode::usage, doing,
                   str("a margin has ", margin[d], " values ", along, ", the variable ", array[d]),
                   "Give a smaller margin");
-    static_cast<void>(checked_product(array[d], std::int64_t{3}, doing, "its shape"));  // so extent() can be counted
+    static_cast<void>(checked_product(array[d], std::int64_t{3}, doing, "its shape"));  // extent() must not overflow
     bytes = checked_product(bytes, extent(d), doing, "a window");
     windows = checked_product(windows, counts()[d], doing, "the number of windows");
   }

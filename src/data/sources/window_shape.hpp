@@ -25,7 +25,7 @@ struct WindowShape {
 
   /// How many windows there are along each dimension.
   std::vector<std::int64_t> counts() const;
-  /// The values of a window along each dimension, with its margin.
+  /// How many values a window has along a dimension, with both margins.
   std::int64_t extent(std::size_t dimension) const { return size[dimension] + 2 * margin[dimension]; }
 };
 

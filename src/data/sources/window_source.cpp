@@ -40,8 +40,8 @@ std::string find_coordinate(const hdf5::GroupPath& place, const std::string& nam
   return {};
 }
 
-/// The part of a variable's dimensions, of these names, that an element of WindowOptions::range chooses. `path`: of the
-/// variable. The coordinate's file is added to `files` if it is not there.
+/// The part of a dimension that an element of WindowOptions::range chooses. `path`: of the variable; `names`: of its
+/// dimensions. The coordinate's file is added to `files` if it is not there.
 DimensionPart part_of_dimension(const std::string& path, const std::vector<std::string>& names,
                                 const decltype(WindowOptions::range)::value_type& range, OpenFiles& files) {
   const auto& [name, limits] = range;
@@ -157,7 +157,7 @@ class WindowSource final : public FileSource {
     grid_.emplace(shape_->counts(), tile_);
   }
 
-  /// Without HDF5's lock, since this may take long.
+  /// Finds the windows that the mask leaves. Called without HDF5's lock, since this may take long.
   void apply_mask() {
     ChunkDecoding decoding(options_.cache_bytes);
     const WindowVariable mask(*options_.mask, files_, decoding, &variables_.front());
@@ -189,7 +189,7 @@ class WindowSource final : public FileSource {
     return tile;
   }
 
-  /// Decides which variables are kept in memory whole, and makes blocks of tiles if another one must be decoded.
+  /// Decides which variables are kept in memory whole, and makes blocks of tiles if any other one must be decoded.
   void share_memory() {
     in_tiles_.clear();
     std::vector<ArrayInBlocks> arrays;
@@ -242,7 +242,7 @@ class WindowSource final : public FileSource {
   std::optional<WindowGrid> grid_;
   std::vector<std::int64_t> tile_;         ///< the windows of a tile along each dimension
   std::optional<NumberSet> left_;          ///< the windows that the mask leaves
-  std::vector<WindowVariable*> in_tiles_;  ///< those whose chunks are read tile by tile
+  std::vector<WindowVariable*> in_tiles_;  ///< variables whose chunks are read tile by tile
 };
 
 }  // namespace

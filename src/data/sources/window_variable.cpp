@@ -26,8 +26,8 @@ std::string text_of(const std::vector<std::string>& names, const std::vector<std
   return "(" + text + ")";
 }
 
-/// True if there are two dimensions of one size. It does not matter which of several of size 1 are taken for one
-/// another.
+/// True if two dimensions have the same size, other than 1: two dimensions of size 1 can be taken for one another
+/// without harm.
 bool has_equal_sizes(std::vector<std::int64_t> sizes) {
   std::erase(sizes, 1);
   std::ranges::sort(sizes);
@@ -74,7 +74,7 @@ void WindowVariable::match(const WindowVariable& first) {
   const bool by_name = has_names(names_) && has_names(first.names_);
   if (by_name) {
     for (std::size_t d = 0; d < shape.size(); ++d) {
-      // A matrix may have a dimension twice: the second one of a name goes with the second one of that name.
+      // A matrix may have a dimension twice: the second one of a name matches the second one of that name in `first`.
       auto found = std::ranges::find(first.names_, names_[d]);
       if (found == first.names_.end()) refuse("Name the variable with all dimensions first");
       for (auto before = std::count(names_.begin(), names_.begin() + static_cast<std::ptrdiff_t>(d), names_[d]);

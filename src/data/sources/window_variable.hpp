@@ -23,7 +23,7 @@ struct OpenFile {
   hdf5::Handle handle;
   File bytes;
 };
-/// Their addresses stay valid when one is added.
+/// A deque, since the addresses of files must stay valid when one is added.
 using OpenFiles = std::deque<OpenFile>;
 
 /// The coordinates of windows: the number of each of them along each dimension of the grid.
@@ -47,7 +47,7 @@ class WindowVariable {
   const std::vector<std::string>& dimension_names() const noexcept { return names_; }
   /// For each of its dimensions: the number of that dimension among those of the first variable.
   const std::vector<std::size_t>& dimensions() const noexcept { return dimensions_; }
-  /// The column of its windows.
+  /// The column that the windows make: its name, its type and the shape of a window.
   Column column(const WindowShape& shape) const;
 
   /// True if windows are read without decoding or converting other values.
@@ -56,7 +56,7 @@ class WindowVariable {
   double all_bytes() const;
   /// The memory for all chunks that neighbouring windows touch: `tile` of them along each dimension of the grid.
   double bytes_of_tile(const WindowShape& shape, const std::vector<std::int64_t>& tile) const;
-  /// The way by which HDF5 reads the values; null if it does not.
+  /// The array through which HDF5 reads the values; null if HDF5 does not read them.
   LibraryArray* library() noexcept { return reader_->library(); }
   hid_t file() const noexcept { return file_->handle.get(); }
 
@@ -75,7 +75,7 @@ class WindowVariable {
            const WindowShape& shape) const;
 
   std::string name_;
-  std::string dataset_;  ///< with its file, without a field
+  std::string dataset_;  ///< the name of the dataset with its file, without a field
   const OpenFile* file_ = nullptr;
   std::vector<std::string> names_;
   std::vector<std::size_t> dimensions_;

@@ -35,7 +35,7 @@ class OpenScopes {
  private:
   struct Open {
     std::uint32_t scope;
-    bool enabled, cache = true;  ///< before
+    bool enabled, cache = true;  ///< before the scope was entered
     c10::DeviceType device = {};
     at::ScalarType dtype = {};
   };

@@ -15,7 +15,7 @@ class SynchronisedOperator;
 namespace muster::detail::weights::exported {
 
 struct Settings {
-  bool in_training = true;                 ///< or in evaluation, if the program was exported in training
+  bool in_training = true;                 ///< false: in evaluation, though exported in training; true: as exported
   std::optional<c10::Device> device = {};  ///< takes the place of the devices in the program
   /// By Mode::batch_norm; empty if batch-norms are not synchronised.
   std::vector<std::shared_ptr<gradients::SynchronisedOperator>> batch_norms = {};
@@ -26,7 +26,7 @@ struct Settings {
 void run(const Program& program, std::size_t begin, std::size_t end, std::vector<c10::IValue>& values,
          const Settings& settings);
 
-/// The operand's present value.
+/// The operand's present value, which is moved out of `values` at its last use.
 c10::IValue value_of(const Operand& operand, std::vector<c10::IValue>& values, const Settings& settings);
 
 }  // namespace muster::detail::weights::exported

@@ -22,7 +22,7 @@ struct ExportedModuleImpl::Program : detail::weights::exported::Program {};
 
 struct ExportedModuleImpl::State {
   std::shared_ptr<const Program> program;
-  std::vector<at::Tensor> tensors = {};  ///< in the order of the program's: those of the module, and others
+  std::vector<at::Tensor> tensors = {};  ///< in the program's order: those of the module's state, and others
   std::vector<std::string> input_names = {};
   Settings settings = {};
   bool exported_in_training = true;
@@ -52,7 +52,7 @@ bool was_in_training(const Program& program) {
   return all[of_module] == 0 || on[of_module] > 0;
 }
 
-/// Takes the leaves of the tree out of `value`, in order; those of a value that is missing are constants.
+/// Appends the leaves of `value` to `leaves`, in order. Refuses a value that does not have the form of the tree.
 void flatten(const Tree& tree, const c10::IValue& value, const std::string& name, std::vector<c10::IValue>& leaves) {
   const auto fail = [&](const std::string& what) {
     refuse_input("the input " + name + " is not the " + what + " that was exported, but a " + value.tagKind(),
@@ -171,7 +171,7 @@ void check_input(const Program& program, const Input& input, const c10::IValue& 
                detail::str("dimension ", d, " of the input ", input.name), symbols);
 }
 
-/// Puts the leaves from `next` on into the tree.
+/// Builds a value of the tree's form from the leaves that begin at `next`.
 c10::IValue build(const Tree& tree, std::vector<c10::IValue>::iterator& next) {
   if (tree.kind == Tree::Kind::leaf) return std::move(*next++);
   std::vector<c10::IValue> items;

@@ -1,4 +1,4 @@
-// Reads the graph of a program. A number of the file is not trusted before it is compared with what it stands for.
+// Reads the graph of a program. Numbers from the file are checked before they index or size anything here.
 #include "weights/exported/program.hpp"
 
 #include "base/text.hpp"
@@ -27,7 +27,7 @@ std::vector<std::string_view> split(std::string_view text, char separator) {
   return parts;
 }
 
-/// Returns the model's own line in a Python stack trace: the last one outside of torch.
+/// Returns the model's own line in a Python stack trace: the last one outside of torch, or the first if there is none.
 std::string source_of(std::string_view trace) {
   const auto lines = split(trace, '\n');
   std::string found;
@@ -45,8 +45,8 @@ std::string source_of(std::string_view trace) {
   return found;
 }
 
-/// Numbers of some types stand for something, and operators do not check them. Returns how a file must give such a
-/// type; nothing for other types.
+/// Some types of arguments are enumerations, whose numbers operators do not check. Returns the form in which a file
+/// must give such an argument; empty for other types.
 std::string_view enumeration_form(const c10::Type& type) {
   static const std::map<std::string_view, std::string_view> forms{{"ScalarType", "as_scalar_type"},
                                                                   {"Layout", "as_layout"},
@@ -464,7 +464,7 @@ class Reader {
 
   Operand read_value(std::string_view form, const Json& value, const Names& names) const {
     using Kind = Operand::Kind;
-    if (value.is_array() && form.ends_with('s')) {  // as_ints are many of as_int
+    if (value.is_array() && form.ends_with('s')) {  // as_ints is a list of as_int
       Operand list{.kind = Kind::list};
       for (const auto& item : value) list.items.push_back(read_value(form.substr(0, form.size() - 1), item, names));
       return list;

@@ -36,7 +36,7 @@ bool is_allowed(const c10::FunctionSchema& schema);
 
 /// Checks the arguments of an operator that leaves it to its callers; throws c10::Error.
 using Check = void (*)(at::ArrayRef<c10::IValue> arguments);
-/// Returns nullptr for operators that check them.
+/// Returns nullptr for operators that check their arguments themselves.
 Check find_check(const c10::FunctionSchema& schema);
 
 /// The number as torch takes it in place of a tensor.
@@ -76,7 +76,8 @@ struct Node {
   std::string source = {};                     ///< as in "net.py:14 (h = self.fc(x))"; may be empty
 };
 
-/// A `with` block around nodes: torch.set_grad_enabled(), or torch.autocast() if there is a device. Scope 0 is none.
+/// A `with` block around nodes: torch.set_grad_enabled(), or torch.autocast() if there is a device. Scope 0 is that of
+/// no block.
 struct Scope {
   std::uint32_t parent = 0;
   bool enabled = true;
@@ -103,7 +104,7 @@ struct NamedTensor {
   at::Tensor value = {};  ///< equal handles for tied weights
 };
 
-/// A size of an input. An expression of symbols is neither.
+/// A size of an input: a constant or a symbol. Both are empty for an expression of symbols, which is not checked.
 struct Size {
   std::optional<std::int64_t> constant = {};
   std::optional<std::string> symbol = {};
@@ -116,7 +117,7 @@ struct Input {
   bool is_constant = false;
   c10::IValue constant = {};
   std::optional<at::ScalarType> dtype = {};  ///< of a tensor
-  std::vector<Size> sizes = {};              ///< of a tensor; of a number, one
+  std::vector<Size> sizes = {};              ///< of a tensor; a number has one: the number itself
 };
 
 /// An output that is written back into a tensor or an input of the model.
@@ -135,10 +136,10 @@ struct Program {
   Slot slot_count = 0;
   std::vector<NamedTensor> tensors = {};
   std::vector<Input> inputs = {};
-  std::map<std::string, Range> ranges = {};  ///< of symbols
+  std::map<std::string, Range> ranges = {};  ///< by symbol: which values it may have
   std::vector<Mutation> mutations = {};
   std::vector<Operand> outputs = {};
-  Tree in_tree = {}, out_tree = {};         ///< of inputs: a tuple of the positional ones and a dict
+  Tree in_tree = {}, out_tree = {};         ///< `in_tree`: a tuple of the positional inputs, and a dict
   bool keep_random = false;                 ///< ExportedOptions::keep_random
   std::vector<std::string> arguments = {};  ///< names of the positional inputs, then of the others
 };
@@ -172,7 +173,7 @@ class ProgramFile : public Archive {
   Json parse(std::string_view text, const std::string& what) const;
   /// Refuses fields of a newer format, unless they are empty.
   void check_fields(const Json& object, std::initializer_list<std::string_view> known) const;
-  /// Refuses other numbers, which a cast would change.
+  /// Returns the integer. Refuses floating-point numbers, which a cast would change.
   std::int64_t integer_at(const Json& number) const;
   at::ScalarType type_at(const Json& number) const;
   /// Checks the fields of a tensor's description, and returns its type.

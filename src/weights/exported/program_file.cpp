@@ -19,7 +19,7 @@ std::optional<at::ScalarType> scalar_type(std::int64_t number) {
       {13, at::kBFloat16},       {28, at::kUInt16},          {29, at::kFloat8_e4m3fn},
       {30, at::kFloat8_e5m2},    {31, at::kFloat8_e4m3fnuz}, {32, at::kFloat8_e5m2fnuz},
       {33, at::kFloat8_e8m0fnu}, {34, at::kUInt32},          {35, at::kUInt64}};
-  if (number >= 1 && number <= 12) return static_cast<at::ScalarType>(number - 1);  // the same order
+  if (number >= 1 && number <= 12) return static_cast<at::ScalarType>(number - 1);  // the same order as in torch
   const auto at = others.find(number);
   return at == others.end() ? std::nullopt : std::optional(at->second);
 }

@@ -133,7 +133,7 @@ void write_program(const ProgramFile& program, const std::vector<Folder>& folder
   const auto write = [&](const std::string& path, const void* data, std::size_t bytes) {
     writer.writeRecord(path.substr(root.size()), data, bytes);
   };
-  std::set<std::string> done;  // and those that are left out
+  std::set<std::string> done;  // paths of records that are written, or left out
   for (const auto& folder : folders) {
     for (const auto& [path, tensor] : folder.written) write(path, tensor.const_data_ptr(), tensor.nbytes());
     done.insert(folder.unused.begin(), folder.unused.end());
