@@ -106,8 +106,8 @@ MUSTER_INTERNAL_API void require_own_directory(const std::filesystem::path& path
 /// rename(2) that never replaces: throws an Error if `to` exists.
 void rename_new(const std::filesystem::path& from, const std::filesystem::path& to);
 /// Renames the folder `from`, which must be synced, to `to`, and removes the folder that was at `to`, if any. If the
-/// process is killed meanwhile, one of the two folders is at `to`. On a file system that cannot exchange names, nothing
-/// may be at `to`; then restore_directory() restores the old folder.
+/// process is killed meanwhile, one of the two folders is at `to`. On a file system that cannot exchange names, `to`
+/// may then be missing; restore_directory() brings the old folder back.
 MUSTER_INTERNAL_API void replace_directory(const std::filesystem::path& from, const std::filesystem::path& to);
 /// Restores the folder `to` if a replace_directory() was killed and has left nothing at `to`.
 MUSTER_INTERNAL_API void restore_directory(const std::filesystem::path& to);

@@ -23,7 +23,7 @@ MUSTER_INTERNAL_API Json parse_json(std::string_view text, const std::string& do
 /// Reads and parses a file; `doing` is "reading PATH" unless given.
 MUSTER_INTERNAL_API Json read_json(const std::filesystem::path& path, std::string doing = {}, bool comments = false);
 
-/// Reads a file that the program can make again: null if it is missing or damaged.
+/// Reads a file that can be made again. Returns null if it is missing or damaged; throws on other read errors.
 MUSTER_INTERNAL_API Json read_json_if_intact(const std::filesystem::path& file);
 
 /// JSON as text: in one line, or indented by `indent` spaces. Throws Json::type_error for text that is not UTF-8.

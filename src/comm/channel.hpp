@@ -1,5 +1,5 @@
-// The implementation of Communicator: MPI communicators from the pool, and the world that all channels of a launch
-// share.
+// The implementation of Communicator: MPI communicators from the pool, and the world to which its ranks belong
+// (world.hpp).
 #pragma once
 
 #include "comm/hierarchy.hpp"
@@ -68,7 +68,7 @@ class Channel {
     int other = -1;                 ///< for a message: the rank on the other side, if it is known
     watch::TraceEvent event = {};   ///< the trace event of a collective call; begin_ns is 0 if nothing is recorded
   };
-  /// Records the call. Throws RemoteError, and records nothing, if this rank must return to an outer attempt first.
+  /// Records the call. Throws as require_in_use() does, and RemoteError if this rank must return to an outer attempt.
   RecordedCall begin(const node::Call& call, const char* name = nullptr);
   void end(const RecordedCall& call) {
     world->wait_monitor.own_record().calls.end(call.ticket);

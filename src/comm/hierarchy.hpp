@@ -30,7 +30,7 @@ struct Hierarchy {
   std::deque<std::shared_ptr<HierarchicalAllReduce>> over_nodes;
 };
 
-/// The leaders of this rank's slices, as long as the communicator lives; none if it leads no slice.
+/// The leaders of this rank's slices; none if this rank leads no slice. Valid as long as the communicator lives.
 const Leaders& leaders_of(const Communicator& communicator) noexcept;
 /// How many leaders each node has.
 int num_leaders(const Communicator& communicator) noexcept;

@@ -153,7 +153,7 @@ void SliceExchange::reduce_share() {
   const auto element = node::size_of(slice_.type);
   std::vector<const void*> summands;
   for (int n = 0; n < leaders_.nodes(); ++n) {
-    // In rounds, the slices lie in the order of nodes from this node on; otherwise the shares of all other nodes.
+    // In rounds, the slices lie in the order of nodes from this node on. Otherwise the other nodes' shares do.
     const int position =
         in_rounds_ ? (n - leaders_.node + leaders_.nodes()) % leaders_.nodes() : n - (n > leaders_.node ? 1 : 0);
     summands.push_back(n == leaders_.node

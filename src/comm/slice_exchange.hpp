@@ -24,7 +24,7 @@ struct Leaders {
   int node = 0;                 ///< the node of this leader
 
   int nodes() const noexcept { return static_cast<int>(ranks.size()); }
-  /// Returns the share of `of` in a slice of `count` elements.
+  /// Returns the share of node `of` in a slice of `count` elements.
   node::Slice share(std::size_t count, node::Dtype type, int of) const {
     return node::slice_of(count, nodes(), of, type);
   }
@@ -54,7 +54,7 @@ class SliceExchange {
     std::size_t count = 0;               ///< elements
     node::Dtype type = node::Dtype::f32;
   };
-  /// Which halves take place.
+  /// Which halves of the all-reduce take place.
   enum class Halves {
     both,
     reduce,  ///< each leader reduces its share; Slice::result is not used
@@ -64,7 +64,7 @@ class SliceExchange {
   static Reduce sum_of(const Slice& slice, const node::Reduction& reduction);
 
   /// Starts the exchange. `number`: distinguishes the exchanges of these leaders that are under way at the same time;
-  /// the same on all of them, below numbers(). `lifetime` keeps the slice's memory alive while MPI may use it.
+  /// the same on all of them, below `numbers`. `lifetime` keeps the slice's memory alive while MPI may use it.
   SliceExchange(const Leaders& leaders, unsigned number, const Slice& slice, Reduce reduce,
                 std::shared_ptr<void> lifetime, Halves halves = Halves::both);
   /// An exchange that has not finished is abandoned: MPI may use its memory until the communicator is cleaned.

@@ -1,4 +1,4 @@
-// The timeouts of a world, which every communicator over its ranks has.
+// The timeouts of a world, which apply to all of its communicators.
 #pragma once
 
 #include "base/export.hpp"

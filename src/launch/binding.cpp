@@ -163,7 +163,7 @@ std::vector<Claim> bind_to_cores(const Communicator& world, NodeRanks& ranks, in
   const auto cores = cores_in(united(ranks.masks), machine);
   const bool has_all = ranks.quota >= static_cast<double>(cores.size());
 
-  // Each rank claims cores in its part of the node's cores, and looks whether the others of its part are claimed.
+  // Each rank claims cores in its part of the node's cores, and looks whether the other cores of this part are claimed.
   std::vector<Claim> claims;
   auto found = Json::array();
   for (const auto& core : has_all ? part_of(cores, local_size, local_rank) : std::span<const Core>()) {

@@ -42,7 +42,7 @@ void tell_exit(int code, void*) noexcept {
   const char* const own = std::getenv(rank_process_variable);
   if (own == nullptr || std::atoi(own) != ::getpid()) return;  // this process is a child of the rank
   const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
-  if (rank == nullptr && std::getenv("SLURM_PROCID") == nullptr) rank = std::getenv("PMI_RANK");  // srun reports codes
+  if (rank == nullptr && std::getenv("SLURM_PROCID") == nullptr) rank = std::getenv("PMI_RANK");  // srun tells codes
   if (const auto host = host_name(); rank != nullptr && !host.empty())
     tell(message_exit, str(rank, " ", code, " ", host));
 }
@@ -52,7 +52,7 @@ bool supervised_in_batch_job() noexcept { return std::getenv(supervised_variable
 
 [[gnu::constructor]] void stand_by([[maybe_unused]] int argc, char**, [[maybe_unused]] char** variables) noexcept {
 #ifdef __GLIBC__
-  // glibc sets it only after the constructors of a library that is initialised first.
+  // glibc sets environ only after the constructors of a library that is initialised first.
   if (::environ == nullptr) ::environ = variables;
 #endif
   hangup_ignored_at_start = ignored(SIGHUP);

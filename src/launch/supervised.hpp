@@ -23,7 +23,7 @@ struct Supervisor {
   std::string started;                            ///< when the `muster run` began, as part of a run's name
   std::optional<int> max_failures;                ///< --max-failures
   int full_worker_count = 0;                      ///< ranks of the job when none is missing; 0 without --min-workers
-  std::optional<std::chrono::seconds> used = {};  ///< from the first start to this one; hosts' clocks may differ
+  std::optional<std::chrono::seconds> used = {};  ///< since the first start; no time of day, as clocks differ
 };
 
 /// Reads the supervisor's settings from the environment; none if this process is not supervised.

@@ -11,8 +11,7 @@
 
 namespace muster::detail::observe {
 
-/// Calls `tell` with each callback that is not null. Logs its exceptions as warnings that begin with `what`, a name for
-/// the event.
+/// Calls `tell` with each callback that is not null. Logs its exceptions as warnings with `what`, a name for the event.
 void tell_and_log_errors(const char* what, const std::vector<std::shared_ptr<Callback>>& callbacks,
                          const std::function<void(Callback&)>& tell) noexcept;
 

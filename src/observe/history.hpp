@@ -43,11 +43,11 @@ class History final : public Observer {
 
   const std::vector<Json>& rows() const noexcept { return rows_; }
 
-  /// Returns the rows in a run's folder, without a line that a crash has cut off. Throws an Error (ExitCode::data) that
-  /// names the first line that is not a row.
+  /// Returns the rows in a run's folder, without a line that a crash has cut off; none if there is no file. Throws an
+  /// Error (ExitCode::data) that names the first line that is not a row.
   MUSTER_INTERNAL_API static std::vector<Json> read(const std::filesystem::path& folder);
   /// The same, but if the file ends before the row `saved`, adds that row; a power loss may leave such a file. Logs a
-  /// warning if rows before it are missing. `saved`: the row of a checkpoint's report, or null.
+  /// warning if rows before `saved` are missing. `saved`: the row of a checkpoint's report, or null.
   static std::vector<Json> read(const std::filesystem::path& folder, const Json& saved);
 
  private:
