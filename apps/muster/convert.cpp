@@ -77,7 +77,7 @@ void convert(Converter converter, ConvertArguments& arguments) {
   const std::vector<std::filesystem::path> inputs(arguments.files.begin(), arguments.files.end() - 1);
   require_outside_records(output);
 
-  const InterruptGuard interrupt(/*restarts_calls=*/false);  /// a signal must end a read that waits for a pipe
+  const InterruptGuard interrupt(/*restarts_calls=*/false);  // a signal must end a read that waits for a pipe
   std::vector<std::filesystem::path> written;
   {
     ProgressLine line;

@@ -73,8 +73,8 @@ void inspect_dataset(const std::string& path, bool json, bool measures) {
   std::cout << "\nmeasured\n" << measured_text(measured);
 }
 
-/// Returns name, type and shape of the tensors in manifest.json, and of which tensor each has the values; empty if the
-/// file lists none.
+/// Returns name, type and shape of each tensor in manifest.json, and in "same_as" the tensor whose values it shares, if
+/// any; empty if the file lists no tensors.
 Json listed_tensors(const std::filesystem::path& checkpoint) {
   Json tensors = Json::array();
   const auto manifest = read_json(checkpoint / "manifest.json");

@@ -54,7 +54,7 @@ Json number_in(const std::filesystem::path& file) {
   return text >> number ? Json(number) : Json();
 }
 
-/// Returns the value of a line such as "MemTotal:  16384 kB", in bytes.
+/// Returns the machine's memory in bytes, from a line such as "MemTotal: 16384 kB"; null if the kernel does not tell.
 Json total_memory(const std::filesystem::path& root) {
   std::ifstream text(root / "proc/meminfo");
   std::string word;

@@ -183,7 +183,7 @@ SessionState::~SessionState() = default;
 
 void SessionState::throw_if_ended() const {
   attempt_end->throw_if_ended();
-  if (outputs.store) comm::throw_if_alarm_raised(workers.control);  // a validation's thread may not call MPI
+  if (outputs.store) comm::throw_if_alarm_raised(workers.control);  // in a validation, the next collective throws
 }
 
 void SessionState::require_training(const char* doing) const {

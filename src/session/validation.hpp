@@ -70,7 +70,7 @@ class Validation {
   int leader() const noexcept { return validator_.resolved().worker_count; }
   bool is_leader() const noexcept { return validator_.resolved().launch.rank() == leader(); }
   void handle(const Json& message);
-  /// For the leader: ends a validation that is over, and begins the next one.
+  /// For the leader: ends a validation that is over. Then begins the next, or tells the others that training has ended.
   void lead();
   void begin_next();
   void end_job(Validator::Decision decision);

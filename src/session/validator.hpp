@@ -100,7 +100,8 @@ class Validator {
 
   /// Tells the other ranks to wait for this validation, up to its timeout.
   void keep_others_waiting() const;
-  /// True if there is time for another validation, or, if the time has no limit, if no stop is requested.
+  /// True if there is time for another validation as slow as the slowest; if the time has no limit, unless a stop is
+  /// requested. `asked_to_stop`: then false, too, as long as no validation has succeeded.
   bool may_begin(bool asked_to_stop) const;
   /// Decides whether the validation goes on, or why it ends. `at_the_end`: true after training.
   Decision decide(bool at_the_end) const;
@@ -120,7 +121,7 @@ class Validator {
   /// The time since the validation began, without times in which this process was suspended. Call it often while the
   /// validation runs.
   Clock::duration elapsed() const { return ran_ + time_.until(); }
-  /// True if the validation was really given up; false if it has ended by itself meanwhile.
+  /// Gives the validation up. False if it has ended by itself meanwhile.
   bool give_up() noexcept;
 
   std::shared_ptr<const run::ResolvedOptions> resolved_;

@@ -35,9 +35,9 @@ class Job {
   /// writes to our stdout directly.
   int standard_output() const noexcept { return standard_output_; }
   std::string read_standard_output() { return read(standard_output_); }
-  /// True if the launcher has ended by itself. A SIGCHLD comes when it does.
+  /// True if the launcher has ended. SIGCHLD announces its end.
   bool ended();
-  /// Return the launcher's exit code, and the signal that has ended it; the other one is 0.
+  /// Return the launcher's exit code, and the signal that has ended it. At least one of the two is 0.
   int code() const noexcept;
   int signal() const noexcept;
   /// True if /proc shows the processes of the job. It may be missing, empty, or the /proc of another container.
@@ -54,7 +54,7 @@ class Job {
   /// Stops all processes of the job, as Ctrl-Z does. If it cannot see all of them, does nothing and returns false.
   bool suspend() const;
   void resume() const;
-  /// Kills all processes of the job at once, and waits until they are gone; after some seconds it warns and goes on.
+  /// Kills all processes of the job, if need be through the launcher, and waits for their end; some seconds at most.
   void end();
 
  private:

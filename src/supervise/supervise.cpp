@@ -313,7 +313,7 @@ class Supervision {
     else if (!launcher_.kind.uses_daemons())
       find_lost_hosts(end);
     else if (end.report.launcher_error.empty())
-      lost_.replace({});  // Slurm could use all nodes again; the next function finds those that are out of service now
+      lost_.replace({});  // Slurm may use all nodes again; leave_out_drained_nodes() finds the exceptions
     const bool enough = are_enough_without(lost_.hosts());
     if (end.report.lost_host) end.host_is_excused = enough || requirements_.waits_for_ranks;
     if (!enough) lost_.replace({});

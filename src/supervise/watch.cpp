@@ -55,7 +55,7 @@ JobEnd watch(Job& job, const Launcher& launcher, Signals& signals, Terminal& ter
   auto last = Clock::now(), next_look = last;
   while (!job.ended() && !signals.stop_immediately()) {
     const auto now = Clock::now();
-    // Does not count the time in which this process was suspended, since the ranks were suspended, too.
+    // Leave out the time in which this process was suspended, since the ranks were suspended, too.
     if (const auto gap = now - std::exchange(last, now); gap >= suspension) {
       for (auto* const time : {&stop_time, &start_limit, &end_of_work})
         if (*time) **time += gap;

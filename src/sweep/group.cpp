@@ -73,7 +73,7 @@ class Comparison final : public Callback {
 
   bool should_stop() const override { return stopped_ || over_; }
   std::string decides_by() const override { return work_.rungs.empty() || decided_ > 0 ? "" : work_.options.metric; }
-  // The checkpoint of the report at which the decision was made holds it.
+  // The checkpoint of the report at which a decision was made holds that decision.
   Json state() const override { return {{"stopped", stopped_}, {"over", over_}, {"decided", decided_}}; }
   void load_state(const Json& state) override {
     stopped_ = state.at("stopped");

@@ -34,8 +34,8 @@ class Peers {
   std::unique_ptr<State> state_;
 };
 
-/// Adds torch's DDP to a row of `step`: over gloo, with and without muster's malloc settings, and over muster. A row
-/// for a loop of its own gets instead that loop with these settings beside it; a row that no peer has gets a note.
+/// Adds torch's DDP to a row of `step`: over gloo, with and without muster's malloc settings, and over muster. To a row
+/// of a program with its own loop, adds that program with these settings instead. A row without a peer gets a note.
 void add_step_peers(Row& row, const Options& options, const Measurement& measurement);
 
 }  // namespace muster::bench
