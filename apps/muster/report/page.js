@@ -194,7 +194,7 @@
     return model;
   }
 
-  /** What a chart needs: its element, lines() as [{points, colour, width, dash}], and what to do at a place. */
+  /** A chart in `holder`. lines() returns [{points, colour, width, dash}]; showAt(x) gets the x of the cursor. */
   class Chart {
     constructor(holder, title, {lines, bars = false, text = numberText, showAt = () => {}}) {
       Object.assign(this, {holder, lines, bars, text, showAt, graph: null, isSeen: false, window: null});
@@ -789,7 +789,7 @@
     applyTheme();
   }
 
-  /** Canvases do not follow the width of the paper. */
+  /** Sets the charts to a width that fits on paper, since a canvas does not follow the width of the paper. */
   function setPrinting(isNow) {
     isPrinting = isNow;
     for (const chart of charts) {
