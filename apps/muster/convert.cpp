@@ -83,7 +83,7 @@ void convert(Converter converter, ConvertArguments& arguments) {
     ProgressLine line;
     options.progress = [&](std::uint64_t done, std::uint64_t total) {
       interrupt.check();
-      if (total == 0) return;  // it is still reading
+      if (total == 0) return;  // the inputs are still being read
       line.show(detail::str("writing ", bytes_text(done), " of ", bytes_text(total), " (", 100 * done / total, "%)"));
     };
     try {

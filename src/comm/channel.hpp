@@ -34,8 +34,8 @@ struct Transport {
 /// Starts the calls of one communicator and waits for them.
 class Channel {
  public:
-  /// Takes two `communicators`. Sets up the memory that the ranks of each node share. Collective, without a timeout:
-  /// all ranks must have come (see wait_for_all_ranks()).
+  /// Takes two `communicators`. Sets up the memory that the ranks of each node share. Collective, without the launch's
+  /// timeout: all ranks must have come (see wait_for_all_ranks()).
   Channel(std::vector<PooledCommunicator> communicators, std::shared_ptr<World> world, std::vector<int> world_ranks);
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;

@@ -38,7 +38,7 @@ class Request {
  public:
   struct State;
 
-  Request() noexcept;  ///< finished
+  Request() noexcept;  ///< a request that is finished
   explicit Request(std::unique_ptr<State> state) noexcept;
   Request(Request&&) noexcept;
   Request& operator=(Request&&) noexcept;

@@ -101,7 +101,7 @@ void MpiCommunicator::cancel_receives() {
 }
 
 bool MpiCommunicator::clean(const char* doing, const AllMax& all_max) {
-  is_usable_ = false;  // until the end
+  is_usable_ = false;  // stays so unless this function succeeds
   drop_messages(doing, all_max);
   if (!catch_up(all_max)) return false;
   wait_for_all_ranks(doing, [&] { return all_finished(); });

@@ -78,7 +78,7 @@ class MpiCommunicator {
   bool catch_up(const AllMax& all_max);
   bool all_finished();
 
-  std::uint64_t begun_ = 0;  ///< collectives in this use
+  std::uint64_t begun_ = 0;  ///< collectives since the last clean()
   /// [number of the collective % kept_calls]: node::Call::encode()
   std::array<std::uint64_t, kept_calls> calls_ = {};
   const std::unique_ptr<std::atomic<bool>[]> has_sent_to_;  ///< [rank], in this use

@@ -17,7 +17,7 @@ namespace muster::detail::comm {
 
 class MpiCommunicator;
 
-/// The leaders of one slice of each array.
+/// The ranks, one on each node, that lead the same slice of every array.
 struct Leaders {
   MpiCommunicator* communicator = nullptr;
   std::vector<int> ranks = {};  ///< [nodes]: the leader on each node, as a rank of the communicator
@@ -45,8 +45,8 @@ inline constexpr int calls_per_poll = 8;
 /// from the leader k nodes after it (fewer in the last round).
 class SliceExchange {
  public:
-  /// Reduces this leader's share, a part of the slice: summands[n] is the address of the share in the slice of node n.
-  /// It writes the share's result.
+  /// Reduces this leader's share, a part of the slice, and writes the result. summands[n]: the address of the share in
+  /// the slice of node n.
   using Reduce = std::function<void(const node::Slice& share, std::span<const void* const> summands)>;
   struct Slice {
     const std::byte* summand = nullptr;  ///< this node's elements

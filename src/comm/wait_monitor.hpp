@@ -37,7 +37,7 @@ struct WaitedFor {
 /// Decides how long a wait past its timeout goes on, and says why.
 class WaitMonitor {
  public:
-  /// Collective; all ranks must have come.
+  /// Collective. Call it when all ranks have come; see comm/handshake.hpp.
   WaitMonitor(PooledCommunicator comm, const Placement& placement);
   ~WaitMonitor();
   WaitMonitor(const WaitMonitor&) = delete;

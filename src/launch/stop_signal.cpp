@@ -17,7 +17,7 @@ namespace {
 
 constexpr int of_a_stop[] = {SIGUSR1, SIGUSR2, SIGHUP};
 
-volatile std::sig_atomic_t requested = 0;  // the signal
+volatile std::sig_atomic_t requested = 0;  // number of the first signal; 0 if none has come
 bool hangup_ignored_at_start = false;
 
 void handle(int signal) {

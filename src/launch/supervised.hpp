@@ -31,7 +31,7 @@ MUSTER_INTERNAL_API std::optional<Supervisor> supervisor();
 
 /// Environment variables of a supervised rank.
 namespace variable {
-inline constexpr const char* supervised = supervised_variable;  // 1
+inline constexpr const char* supervised = supervised_variable;  // set to 1
 inline constexpr const char* id = "MUSTER_SUPERVISOR";
 inline constexpr const char* started = "MUSTER_STARTED";
 inline constexpr const char* used = "MUSTER_USED_SECONDS";     // from the first start to this one

@@ -31,7 +31,7 @@ class Callbacks final : public Observer {
   void batch(const EpochPosition& position) override { tell(&Callback::on_batch, position.global_step); }
   void late_rank(const LateRank& late) override { tell(&Callback::on_late_rank, late); }
   void report_begins(const Json& row) override { tell(&Callback::on_report, row); }
-  /// Tells the callbacks, if they have been asked for their metrics. Logs their exceptions as warnings.
+  /// Tells callbacks that were asked for their metrics of the failure. Logs their exceptions as warnings.
   void report_failed() override;
   void report_ended(const std::vector<Json>& metrics, const std::optional<Checkpoint>& checkpoint) override {
     tell(&Callback::after_report, metrics, checkpoint);

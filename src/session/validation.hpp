@@ -112,7 +112,7 @@ class Validation {
   mutable std::mutex rows_mutex_;
   std::set<std::int64_t> waiting_rows_ = {};  ///< training iterations whose rows wait for a result
   // For the ranks that do not train, if there is a mailbox:
-  std::shared_ptr<const ValidationContext> context_ = {};  ///< null on the other ranks
+  std::shared_ptr<const ValidationContext> context_ = {};  ///< null on ranks that train
   bool is_ending_ = false;                                 ///< true when training has ended
   // For the leader:
   std::map<int, PendingValidation> queue_ = {};  ///< by index of the checkpoint

@@ -82,7 +82,7 @@ class Validator {
   const run::ResolvedOptions& resolved() const noexcept { return *resolved_; }
   const run::RunFolder& run() const noexcept { return *run_; }
   std::filesystem::path path_of(int index) const;
-  /// Returns the pending validations by the files of the run. Updates the rows of the others.
+  /// Returns the validations that are pending, as the run's files tell. Updates the rows of those that have a result.
   std::vector<PendingValidation> pending(const UpdateRow& update_row,
                                          const std::vector<checkpoint::Rollback>& rollbacks) const;
 
@@ -100,8 +100,8 @@ class Validator {
 
   /// Tells the other ranks to wait for this validation, up to its timeout.
   void keep_others_waiting() const;
-  /// True if there is time for another validation as slow as the slowest; if the time has no limit, unless a stop is
-  /// requested. `asked_to_stop`: then false, too, as long as no validation has succeeded.
+  /// With a limit on the time: true if there is time for a validation as slow as the slowest, but if `asked_to_stop`
+  /// only once one has succeeded. Without a limit: true unless `asked_to_stop` or a stop is requested.
   bool may_begin(bool asked_to_stop) const;
   /// Decides whether the validation goes on, or why it ends. `at_the_end`: true after training.
   Decision decide(bool at_the_end) const;

@@ -29,7 +29,7 @@ class Job {
   pid_t process() const noexcept { return process_; }
   /// The launcher's stderr, for poll(); -1 when no process can write to it any more.
   int output() const noexcept { return output_; }
-  /// Returns what can be read from it now.
+  /// Returns what can be read from the launcher's stderr now.
   std::string read() { return read(output_); }
   /// The launcher's stdout, if the ranks' output and messages about lost ranks come through it; -1 if the launcher
   /// writes to our stdout directly.

@@ -115,7 +115,7 @@ struct ReportedRun {
   /// nothing to do. After the first such loss it may find something: another run of the program, or more epochs of this
   /// one.
   bool is_finished_again(const JobEnd& end) {
-    if (end.report.run.empty()) return false;  // it was lost before a run was reported
+    if (end.report.run.empty()) return false;  // the start was lost before a run was reported
     const auto before = std::exchange(finished, is_finished() ? folder : fs::path());
     return !before.empty() && before == finished;
   }

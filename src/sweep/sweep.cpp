@@ -337,7 +337,7 @@ std::vector<LostStarts> find_lost_trials(std::vector<Trial>& trials, const std::
   return all;
 }
 
-/// The order in which trials are run: trials that have begun, then new trials, then lost ones.
+/// The order in which trials are run: trials that have begun, new ones, lost ones, and last those lost repeatedly.
 enum Priority { begun, fresh, lost, lost_again };
 
 std::vector<int> left_to_do(const std::vector<Trial>& trials, const std::vector<LostStarts>& lost_starts) {

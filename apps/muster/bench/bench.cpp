@@ -186,7 +186,7 @@ void measure_case(const Entry& entry, const Benchmark& benchmark, const Options&
   auto inside = measurement;
   if (benchmark.measure_in_process) {
     inside.rounds.most = options.rounds > 0 ? options.rounds : 31;
-    // The rest of the time is for the peers.
+    // Leave three fifths of the time for the peers.
     if (inside.rounds.end && peers) *inside.rounds.end -= benchmark.time * 3 / 5;
   }
   const auto stopped = tool::InterruptGuard::has_come;

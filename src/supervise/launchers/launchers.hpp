@@ -69,8 +69,8 @@ class Launcher {
   std::filesystem::path find(const std::string& mpi) const;
   /// Returns the arguments of the program for this start, up to the program that the ranks run.
   virtual std::vector<std::string> words(const Start& start) const = 0;
-  /// Returns variables to set for it, unless the user has set them. Arguments of ssh ("-l root") are added to the
-  /// user's.
+  /// Returns variables to set for the program, unless the user has set them. Arguments of ssh ("-l root") are added to
+  /// the user's.
   virtual Variables settings(const Start&) const { return {}; }
 
   // The following functions are called for every launcher, whichever is used: mpirun may start its daemons through
