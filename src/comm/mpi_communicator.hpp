@@ -56,8 +56,8 @@ class MpiCommunicator {
   void free_memory() noexcept;
   /// Cancels the abandoned receives. All ranks must have done so before any of them calls clean(). Local.
   void cancel_receives();
-  /// Sets each value to its maximum over the ranks of the communicator, without using the communicator. Calls the
-  /// function again and again while it waits.
+  /// Sets each value to its maximum over the ranks of the communicator, without using the communicator. Calls its
+  /// second argument again and again while it waits.
   using AllMax = std::function<void(std::span<std::uint64_t>, const std::function<void()>&)>;
   /// Ends the operations and drops the messages that the last user has left, so that the communicator can be used
   /// again. False, on all ranks, if that is impossible because the ranks were in different collectives, or one rank had

@@ -18,7 +18,7 @@ namespace {
 constexpr double mb = 1e6;
 /// What Open MPI needs for its own messages. With less room, it complains and may not start.
 constexpr double mpi_bytes_per_rank = 4.2 * mb;
-/// The same, plus the buffers of muster's collectives and some small gradients.
+/// That, plus the buffers of muster's collectives and some small gradients.
 constexpr double wanted_bytes_per_rank = 32 * mb;
 
 /// Returns the choice in brackets: "madvise" in "always [madvise] never"; null if the kernel has no such file.

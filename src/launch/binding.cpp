@@ -153,7 +153,7 @@ std::vector<Claim> bind_to_cores(const Communicator& world, NodeRanks& ranks, in
     return here;
   };
 
-  // The first rank of the node reads the cores, so that the others have the same.
+  // The first rank of the node reads the cores for all ranks of the node, so that they have the same.
   auto described = Json::array();
   if (local_rank == 0)
     for (const auto& core : cores_of_machine()) described.push_back(core.cpus);

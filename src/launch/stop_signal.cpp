@@ -15,7 +15,7 @@
 namespace muster::detail::launch::stop_signal {
 namespace {
 
-constexpr int of_a_stop[] = {SIGUSR1, SIGUSR2, SIGHUP};
+constexpr int stop_signals[] = {SIGUSR1, SIGUSR2, SIGHUP};
 
 volatile std::sig_atomic_t requested = 0;  // number of the first signal; 0 if none has come
 bool hangup_ignored_at_start = false;
@@ -80,17 +80,17 @@ void install_handlers(bool terminate) noexcept {
 }
 
 ScopedHandlers::ScopedHandlers() noexcept {
-  for (std::size_t i = 0; i < std::size(of_a_stop); ++i) {
-    ::sigaction(of_a_stop[i], nullptr, &before_[i]);
-    if (before_[i].sa_handler == SIG_DFL || before_[i].sa_handler == handle) install(of_a_stop[i]);
+  for (std::size_t i = 0; i < std::size(stop_signals); ++i) {
+    ::sigaction(stop_signals[i], nullptr, &before_[i]);
+    if (before_[i].sa_handler == SIG_DFL || before_[i].sa_handler == handle) install(stop_signals[i]);
   }
 }
 
 ScopedHandlers::~ScopedHandlers() {
-  for (std::size_t i = 0; i < std::size(of_a_stop); ++i) {
+  for (std::size_t i = 0; i < std::size(stop_signals); ++i) {
     struct sigaction now {};
-    if (::sigaction(of_a_stop[i], nullptr, &now) == 0 && now.sa_handler == handle)
-      ::sigaction(of_a_stop[i], &before_[i], nullptr);
+    if (::sigaction(stop_signals[i], nullptr, &now) == 0 && now.sa_handler == handle)
+      ::sigaction(stop_signals[i], &before_[i], nullptr);
   }
 }
 

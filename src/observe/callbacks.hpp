@@ -31,7 +31,7 @@ class Callbacks final : public Observer {
   void batch(const EpochPosition& position) override { tell(&Callback::on_batch, position.global_step); }
   void late_rank(const LateRank& late) override { tell(&Callback::on_late_rank, late); }
   void report_begins(const Json& row) override { tell(&Callback::on_report, row); }
-  /// Tells callbacks that were asked for their metrics of the failure. Logs their exceptions as warnings.
+  /// Tells the callbacks about a failed report, if it had asked them for metrics. Logs their exceptions as warnings.
   void report_failed() override;
   void report_ended(const std::vector<Json>& metrics, const std::optional<Checkpoint>& checkpoint) override {
     tell(&Callback::after_report, metrics, checkpoint);
@@ -56,8 +56,8 @@ class Callbacks final : public Observer {
 
  private:
   template <class... Parameters, class... Arguments>
-  void tell(void (Callback::*moment)(Parameters...), const Arguments&... arguments) {
-    for (const auto& callback : callbacks_) (callback.get()->*moment)(arguments...);
+  void tell(void (Callback::*function)(Parameters...), const Arguments&... arguments) {
+    for (const auto& callback : callbacks_) (callback.get()->*function)(arguments...);
   }
   void begin(const std::shared_ptr<Callback>& callback, Session& session);
   /// Called if `saved_` has no state for the callback's key. If it has a state of the same class for which there is no

@@ -52,7 +52,7 @@ class Observers {
   void tell(void (Observer::*moment)(Parameters...), const Arguments&... arguments) {
     for (const auto& observer : observers_) (observer.get()->*moment)(arguments...);
   }
-  /// The same, but logs exceptions as warnings with `what`, a name for the event.
+  /// Like tell(), but logs exceptions as warnings with `what`, a name for the event.
   template <class... Parameters, class... Arguments>
   void tell_and_log_errors(const char* what, void (Observer::*moment)(Parameters...),
                            const Arguments&... arguments) noexcept {

@@ -40,8 +40,8 @@ double part_of(const Json& row, const char* activity, const char* value) {
   return number_at(times->at(activity), value);
 }
 
-/// Returns how much longer than the worker that has waited least the others have waited: the median worker, or, of two,
-/// the other one.
+/// Returns how much longer the median worker has waited than the worker that has waited least; of two workers, how much
+/// longer one has waited than the other.
 double late_in(const Json& row) {
   const bool are_two = number_at(row, "world_size") == 2;
   return part_of(row, "wait", are_two ? "max" : "median") - part_of(row, "wait", "min");

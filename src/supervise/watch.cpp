@@ -47,7 +47,7 @@ JobEnd watch(Job& job, const Launcher& launcher, Signals& signals, Terminal& ter
   bool warned_of_start = false, warned_of_end = false;
   // The ranks write to stdout and stderr themselves; here both are only polled to learn whether their readers are gone.
   std::array<int, 2> read_by_others{STDOUT_FILENO, STDERR_FILENO};
-  // Added like output of the ranks. If nobody reads stderr, these messages wait, and in the end the ranks do, too.
+  // Adds a message like output of the ranks. If nobody reads stderr, it waits, and in the end the ranks wait, too.
   const auto say = [&](const char* level, const std::string& text) {
     terminal.add("muster: " + (level + text) + "\n");
   };

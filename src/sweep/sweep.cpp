@@ -176,7 +176,7 @@ std::vector<Scores> read_scores(const SweepWork& work, const std::string& metric
 }
 
 /// Returns the settings that all trials share: the trainer's, replaced by those of --config and --set. If the Trainable
-/// is not a trainer's, only the latter are known.
+/// is not a trainer's, only those of the flags are known.
 Json common_settings(const SweepWork& work) {
   const auto& flags = work.launch.flags();
   Json settings = Json::object();
