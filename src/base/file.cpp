@@ -335,7 +335,7 @@ void remove_unfinished(const std::filesystem::path& path, bool none_writes) noex
         ::unlink(at->path().c_str());
     }
   } catch (...) {
-    // The next start tries again.
+    // The files stay until the next start, which tries again.
   }
 }
 

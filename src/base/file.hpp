@@ -75,8 +75,8 @@ MUSTER_INTERNAL_API std::string read_file(const std::filesystem::path& path,
                                           std::uint64_t most = std::uint64_t{1} << 40);
 /// Replaces `path` by `content`, durably: after a crash either the old or the new file is there, complete.
 MUSTER_INTERNAL_API void write_file(const std::filesystem::path& path, std::string_view content);
-/// Like the above, but `write` fills the file. If `write` throws, `path` is unchanged. Without `replace`, throws an
-/// Error if `path` exists.
+/// Like write_file(path, content), but `write` fills the file. If `write` throws, `path` is unchanged. Without
+/// `replace`, throws an Error if `path` exists.
 MUSTER_INTERNAL_API void write_file(const std::filesystem::path& path, const std::function<void(File&)>& write,
                                     bool replace = true);
 /// Replaces `path`, durably, by the file `by`, which the caller has written in the same folder, synced and closed.

@@ -81,7 +81,7 @@ class MpiCommunicator {
   std::uint64_t begun_ = 0;  ///< collectives since the last clean()
   /// [number of the collective % kept_calls]: node::Call::encode()
   std::array<std::uint64_t, kept_calls> calls_ = {};
-  const std::unique_ptr<std::atomic<bool>[]> has_sent_to_;  ///< [rank], in this use
+  const std::unique_ptr<std::atomic<bool>[]> has_sent_to_;  ///< [rank]: true after a message to it, until clean()
   bool is_usable_ = true;
   std::mutex mutex_;  ///< guards the abandoned requests and memory below
   std::vector<MPI_Request> receives_;

@@ -49,7 +49,7 @@ class AccumulatedGradients {
   struct Model {
     std::vector<at::Tensor> parameters = {};
     bool accumulates = false;  ///< true if gradients were added to since the last step
-    // When look() was last called:
+    // The state when look() was last called:
     std::optional<gradients::ParameterSamples> values = {};
     std::vector<std::pair<WeakTensor, std::int64_t>> writes = {};  ///< each .grad, and torch's count of writes to it
   };

@@ -83,7 +83,7 @@ class SessionStepListener final : public step::StepListener {
   }
 
  private:
-  /// Writes the number of passes to the run's folder, since the newest checkpoint may be older than this number.
+  /// Writes the number of passes to the run's folder, since the newest checkpoint may not have this number yet.
   void keep_passes_before_more() {
     const auto passes = session_.progress.steps->epoch.passes_before_more;
     if (std::exchange(kept_passes_, passes) == passes || !session_.workers.is_first()) return;

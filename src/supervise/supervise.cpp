@@ -331,7 +331,7 @@ class Supervision {
     lost_.replace(std::move(out));
   }
 
-  /// True if a lost host answers again, there are fewer ranks than requested, and the job can resume from a checkpoint.
+  /// True if a lost host answers again while fewer ranks than requested run, and the job can resume from a checkpoint.
   bool should_grow(const LauncherReport& report, int ranks) {
     const auto answering = lost_.answering();
     const bool ends = report.leaving || report.lost_rank || report.returned_code;

@@ -12,7 +12,7 @@
 
 namespace muster::detail::watch {
 
-/// Where an event is shown.
+/// Where a viewer of the trace shows an event.
 enum class TraceTrack : std::uint8_t {
   thread,   ///< in the row of its thread, whose events are nested or do not overlap
   calls,    ///< collective calls, from this rank's arrival until the call is over; they may overlap
