@@ -21,7 +21,7 @@ class Peers {
   /// loopback device. None if no Python with torch is found.
   std::optional<Program> torchrun(const std::string& name, int ranks, const std::vector<std::string>& arguments,
                                   const std::vector<std::string>& flags = {}) const;
-  /// Returns the same job under mpirun with DDP over muster; none if no Python with torch and muster_torch is found.
+  /// Returns torchrun()'s job under mpirun, with DDP over muster; none if no Python has torch and muster_torch.
   std::optional<Program> ddp_over_muster(const std::string& name, int ranks,
                                          const std::vector<std::string>& arguments) const;
   /// Returns the job with this name under Ray Train; none if no Python with Ray is found.

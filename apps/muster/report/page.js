@@ -290,7 +290,7 @@
     }
   }
 
-  /** Charts are drawn when they come into sight. */
+  /** Charts are drawn when they come into sight, since a page may have many. */
   const observer = new IntersectionObserver((entries) => {
     for (const entry of entries) {
       const chart = charts.find((one) => one.holder === entry.target);

@@ -66,7 +66,7 @@ struct Part {
   int group = -1;  ///< number of the component; -1 in other jobs
 };
 
-/// Returns how many nodes of a Slurm job the ranks need, of those that are not lost.
+/// Returns how many of the Slurm job's nodes the ranks need, without the lost nodes.
 int nodes_for(const Start& start) {
   const auto& options = start.options;
   const int all = nodes_of_job(start.environment), left = all - static_cast<int>(start.lost.size());
