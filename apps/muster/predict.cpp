@@ -52,7 +52,7 @@ void add_columns(const std::string& name, bool is_root, const c10::IValue& value
 }
 
 /// Returns the tensors for the program's inputs, by name. A single column is used for a single input, whatever their
-/// names.
+/// names. Throws an Error if an input has no column.
 std::map<std::string, c10::IValue> inputs_of(const Batch& batch, const std::vector<std::string>& names) {
   if (names.size() == 1 && batch.num_columns() == 1) return {{names.front(), batch.begin()->second}};
   std::map<std::string, c10::IValue> inputs;

@@ -30,7 +30,7 @@ class StepTimes {
   /// microsecond, and every 20 ms some tens of microseconds more to read what the kernel has counted.
   void note(std::int64_t step);
   /// The totals of each worker when it began the step, by rank. Empty if a worker has not begun the step, if its
-  /// message has not arrived, or if the step is too long ago. Call it on rank 0.
+  /// message has not arrived, or if the step is too long ago. Call it on rank 0, for later and later steps.
   std::optional<std::vector<watch::StepSample>> at(std::int64_t step);
   /// From now on the groups of other nodes send the times of each step that is a multiple of `interval`, a power of two
   /// that is not smaller than the previous interval. Call it on rank 0.

@@ -33,7 +33,7 @@ class AccumulatedGradients {
   /// unprepared().
   void look();
   /// True if there are no accumulated gradients at this boundary between batches, and no no_sync() scope is open. Call
-  /// it when the run is asked to stop.
+  /// it once per boundary while the run is asked to stop: last_too_long() counts the calls.
   bool none();
   /// True if so many boundaries in a row had accumulated gradients that it is no use to wait for one without them.
   /// (With a learning rate of 0, each step looks like accumulation.)

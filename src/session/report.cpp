@@ -145,7 +145,7 @@ void require_positions(const step::Steps& steps) {
               "torch::NoGradGuard; session.step(batch) still weighs its batches");
 }
 
-/// Throws an Error if no report may be made now.
+/// Begins a report, and gives warnings that are due. Throws an Error if no report may be made now.
 void require_reportable(SessionState& session, bool has_state) {
   session.stopper.begin_report();
   if (session.bad_numbers) {

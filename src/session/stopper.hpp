@@ -32,7 +32,7 @@ class Stopper {
 
   /// True if all workers know that one of them was asked to stop.
   bool is_known() const noexcept { return request_.is_known(); }
-  /// True if this worker was asked to stop, or if the remaining time is only enough to save.
+  /// True if this worker was asked to stop, or if the remaining time is only enough to save; then keeps the reason.
   bool is_asked_here();
   /// Call it at a boundary outside of a report, between two batches. If any worker was asked to stop, saves the State,
   /// if there is one, and throws. If gradients are accumulated, a checkpoint cannot hold the position in the data, or

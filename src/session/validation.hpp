@@ -91,7 +91,7 @@ class Validation {
   /// failed or there is no time for any. If there are none, prunes checkpoints if `prunes` is true. Sets `update_row`
   /// on rank 0. Collective.
   Json begin_finish(bool stopped, const std::optional<Error>& error, bool prunes, UpdateRow& update_row);
-  /// Returns the pending validations, each as [index, training_iteration]. Call it on rank 0.
+  /// Returns the pending validations, each as [index, training_iteration]; updates the rows of the others. On rank 0.
   Json pending(const UpdateRow& update_row);
   /// Validates the checkpoints `left`, as long as there is time, on all ranks that are not stuck. Collective over the
   /// world.

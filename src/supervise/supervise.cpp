@@ -332,6 +332,7 @@ class Supervision {
   }
 
   /// True if a lost host answers again while fewer ranks than requested run, and the job can resume from a checkpoint.
+  /// The host is then no longer lost.
   bool should_grow(const LauncherReport& report, int ranks) {
     const auto answering = lost_.answering();
     const bool ends = report.leaving || report.lost_rank || report.returned_code;

@@ -133,7 +133,7 @@ class Comparison final : public Callback {
   /// [rung]: number of the report that was compared, in this start or an earlier one; 0 if none was.
   std::vector<std::int64_t> compared_at_;
   bool stopped_ = false, over_ = false, cut_off_ = false;
-  std::int64_t decided_ = 0;  ///< number of the last report that had the metric, by itself or by its validation
+  std::int64_t decided_ = 0;  ///< number of the last report whose row or validation had the metric
 };
 
 class Group {

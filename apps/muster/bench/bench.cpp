@@ -52,8 +52,8 @@ std::string what_begins(const std::string& title, const Rounds& rounds) {
   return detail::str(title, ": at most ", left.count(), " s");
 }
 
-/// Calls `measure` for each case, to fill in the case's row, and prints the row. Also prints it if the measurement has
-/// failed or was stopped after enough rounds.
+/// Calls `measure` for each case, to fill in the case's row. Prints the row if it has enough rounds, even if the
+/// measurement then failed or was stopped. Throws an Error at the end if the machine was too noisy in some case.
 void measure_each(const Options& options, bool speaks, const std::function<void(Row&)>& measure) {
   std::vector<std::string> noisy;
   {
