@@ -56,8 +56,8 @@ class Callbacks final : public Observer {
 
  private:
   template <class... Parameters, class... Arguments>
-  void tell(void (Callback::*function)(Parameters...), const Arguments&... arguments) {
-    for (const auto& callback : callbacks_) (callback.get()->*function)(arguments...);
+  void tell(void (Callback::*event)(Parameters...), const Arguments&... arguments) {
+    for (const auto& callback : callbacks_) (callback.get()->*event)(arguments...);
   }
   void begin(const std::shared_ptr<Callback>& callback, Session& session);
   /// Called if `saved_` has no state for the callback's key. If it has a state of the same class for which there is no

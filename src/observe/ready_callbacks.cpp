@@ -27,7 +27,7 @@ class WatchedMetric {
   }
 
   const std::string& metric() const noexcept { return metric_; }
-  /// Returns the metric's value in `row`, NaN for null; none, and warns once, if it is missing. Throws for other values.
+  /// Returns the metric's value in `row`, NaN for null; none, and warns once, if it is missing. Throws for any other.
   std::optional<double> in(const Json& row) {
     const auto at = row.find(metric_);
     if (at == row.end()) {

@@ -312,7 +312,7 @@
   const shownWith = (group, name) => runs.map((run, i) => ({run: i, curve: run[group][name]}))
     .filter(({run, curve}) => curve && view.shown.has(run));
 
-  /** A card with the curve of one name in all runs, and a table of their values at the cursor. */
+  /** A card with the runs' curves of one name, and a table of the curves' values at the cursor. */
   function curveCard(group, name, title, text = numberText) {
     const holder = element('div', {class: 'chart'}), values = element('table', {class: 'values'});
     const notes = element('div');
