@@ -54,7 +54,7 @@ void verify(const CheckpointArguments& arguments) {
         auto checked = verify_checkpoint(info.path);
         if (checked.problem.empty() || is_folder(info.path)) verified.push_back(std::move(checked));
       } catch (const Error&) {
-        if (is_folder(info.path)) throw;  // not if the run's job has pruned it meanwhile
+        if (is_folder(info.path)) throw;  // if it is gone, the run's job has pruned it
       }
   }
   const std::string doing = "verifying " + arguments.path.string();

@@ -21,7 +21,7 @@ bool is_checkpoint(const std::filesystem::path& folder);
 bool is_run(const std::filesystem::path& folder);
 bool is_sweep(const std::filesystem::path& folder);
 
-/// As list_checkpoints(), and warns on stderr of the symbolic links that it leaves out.
+/// Like list_checkpoints(); also warns on stderr of the symbolic links that it leaves out.
 std::vector<CheckpointInfo> checkpoints_of(const std::filesystem::path& run);
 /// Throws an Error (ExitCode::usage) if `output` is inside a checkpoint or a run, since only training may write there.
 void require_outside_records(const std::filesystem::path& output);

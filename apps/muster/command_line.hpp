@@ -15,7 +15,7 @@ namespace muster::tool {
 CLI::Validator whole_number(std::uint64_t least, std::uint64_t most = std::numeric_limits<std::int64_t>::max());
 
 /// Reads the command line of a program called `name` and returns the exit code. `add` adds the commands; their
-/// callbacks do the work. An error is printed on one line.
+/// callbacks do the work. An error is printed to stderr.
 int run_command_line(const std::string& name, const std::string& description, int argc, char** argv,
                      const std::function<void(CLI::App&)>& add);
 

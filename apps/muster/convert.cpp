@@ -77,13 +77,13 @@ void convert(Converter converter, ConvertArguments& arguments) {
   const std::vector<std::filesystem::path> inputs(arguments.files.begin(), arguments.files.end() - 1);
   require_outside_records(output);
 
-  const InterruptGuard interrupt(/*restarts_calls=*/false);  /// a signal must end a read that waits for a pipe
+  const InterruptGuard interrupt(/*restarts_calls=*/false);  // a signal must end a read that waits for a pipe
   std::vector<std::filesystem::path> written;
   {
     ProgressLine line;
     options.progress = [&](std::uint64_t done, std::uint64_t total) {
       interrupt.check();
-      if (total == 0) return;  // it is still reading
+      if (total == 0) return;  // the inputs are still being read
       line.show(detail::str("writing ", bytes_text(done), " of ", bytes_text(total), " (", 100 * done / total, "%)"));
     };
     try {

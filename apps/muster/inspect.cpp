@@ -73,8 +73,8 @@ void inspect_dataset(const std::string& path, bool json, bool measures) {
   std::cout << "\nmeasured\n" << measured_text(measured);
 }
 
-/// Returns name, type and shape of the tensors in manifest.json, and of which tensor each has the values; empty if the
-/// file lists none.
+/// Returns name, type and shape of each tensor in manifest.json, and in "same_as" the tensor whose values it shares, if
+/// any; empty if the file lists no tensors.
 Json listed_tensors(const std::filesystem::path& checkpoint) {
   Json tensors = Json::array();
   const auto manifest = read_json(checkpoint / "manifest.json");
@@ -191,7 +191,7 @@ void inspect(const std::string& path, bool json, bool measures) {
                 "Name one, as in train.h5, or leave --measure out");
   const std::filesystem::path folder(path);
   if (is_checkpoint(folder)) return inspect_checkpoint(folder, json);
-  // What DataParallel::save() writes has no other file of a run.
+  // A folder that DataParallel::save() has written has checkpoints, but no other file of a run.
   if (!std::filesystem::exists(folder / "params.json") && !std::filesystem::exists(folder / "result.json"))
     if (const auto saved = checkpoints_of(folder); saved.size() == 1) return inspect_checkpoint(saved[0].path, json);
   if (is_run(folder)) return inspect_run(folder, json);

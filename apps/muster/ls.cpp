@@ -30,7 +30,7 @@ std::optional<RunSummary> look_at(const std::filesystem::path& folder) {
   } catch (const std::exception&) {
     if (std::filesystem::exists(folder, ignored)) return RunSummary{.path = folder, .state = "not readable"};
   }
-  return {};  // or the folder was removed meanwhile
+  return {};  // not a run, or removed meanwhile
 }
 
 void list(const std::filesystem::path& storage, bool json) {
@@ -39,7 +39,7 @@ void list(const std::filesystem::path& storage, bool json) {
                 "Name the folder that programs were given with --storage; it is runs by default");
   std::vector<RunSummary> runs;
   std::error_code error;
-  std::filesystem::path sweep;  // one of the sweeps in the folder
+  std::filesystem::path sweep;  // any sweep in the folder, for the hint below
   for (std::filesystem::directory_iterator at(storage, error), end; !error && at != end; at.increment(error)) {
     if (auto run = look_at(at->path())) runs.push_back(std::move(*run));
     if (is_sweep(at->path())) sweep = at->path();

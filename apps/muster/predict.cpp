@@ -33,8 +33,7 @@ struct PredictArguments {
 
 const std::string predicting = "predicting";
 
-/// Adds what the model returns as columns: a dict's tensors by their keys, those of a tuple or list as NAME_0, NAME_1,
-/// …
+/// Adds what the model returns as columns: a dict's tensors by their keys, a tuple's or a list's tensors as NAME_0, …
 void add_columns(const std::string& name, bool is_root, const c10::IValue& value,
                  std::map<std::string, at::Tensor>& columns) {
   const auto inside = [&](const std::string& part) { return is_root ? part : name + "_" + part; };
@@ -53,7 +52,7 @@ void add_columns(const std::string& name, bool is_root, const c10::IValue& value
 }
 
 /// Returns the tensors for the program's inputs, by name. A single column is used for a single input, whatever their
-/// names.
+/// names. Throws an Error if an input has no column.
 std::map<std::string, c10::IValue> inputs_of(const Batch& batch, const std::vector<std::string>& names) {
   if (names.size() == 1 && batch.num_columns() == 1) return {{names.front(), batch.begin()->second}};
   std::map<std::string, c10::IValue> inputs;

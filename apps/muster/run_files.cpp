@@ -137,7 +137,7 @@ std::string best_of(const Json& params, const std::vector<Json>& reports) {
   return {};
 }
 
-/// If a job holds the run's folder now, returns when it has taken it, in seconds since 1970; otherwise none. A job
+/// Returns when the last job has taken the run's folder, in seconds since 1970; none if that job has ended well. A job
 /// writes .lock when it takes the folder, and empties it when it ends well.
 std::optional<std::int64_t> start_of_holder(const fs::path& run) {
   struct stat status {};

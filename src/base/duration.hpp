@@ -21,8 +21,8 @@ constexpr std::chrono::milliseconds usable_timeout(std::chrono::milliseconds tim
 /// The longest time that is accepted from users and batch systems: about 30 years, so that sums do not overflow.
 inline constexpr std::chrono::seconds longest_time{1'000'000'000};
 
-/// Parses a time as Slurm does: "MM:SS", "HH:MM:SS", "D-HH", "D-HH:MM", "D-HH:MM:SS", or a number, which counts `unit`.
-/// Empty for any other text, and for times above longest_time.
+/// Parses a time as Slurm does: "MM:SS", "HH:MM:SS", "D-HH", "D-HH:MM", "D-HH:MM:SS", or one number, in units of
+/// `unit`. Empty for any other text, and for times above longest_time.
 inline std::optional<std::chrono::seconds> parse_clock(std::string_view text, std::chrono::seconds unit) {
   constexpr std::int64_t units[] = {86400, 3600, 60, 1};
   const bool has_days = text.find('-') != text.npos;

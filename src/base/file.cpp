@@ -92,7 +92,7 @@ ExitCode mkdir_error_code(int error) noexcept {
                                                                                         : ExitCode::retry;
 }
 
-/// Throws an error about a temporary file again, as an error about `path`, which the file was to become.
+/// Throws the caught error again. If its text names the temporary file, the new text names `path` instead.
 [[noreturn]] void fail_for(const std::filesystem::path& path, const std::filesystem::path& temporary,
                            const Error& error) {
   const std::string text = error.what(), name = printable(temporary.string()) + ": ";
@@ -335,7 +335,7 @@ void remove_unfinished(const std::filesystem::path& path, bool none_writes) noex
         ::unlink(at->path().c_str());
     }
   } catch (...) {
-    // The next start tries again.
+    // The files stay until the next start, which tries again.
   }
 }
 

@@ -75,8 +75,8 @@ MUSTER_INTERNAL_API std::string read_file(const std::filesystem::path& path,
                                           std::uint64_t most = std::uint64_t{1} << 40);
 /// Replaces `path` by `content`, durably: after a crash either the old or the new file is there, complete.
 MUSTER_INTERNAL_API void write_file(const std::filesystem::path& path, std::string_view content);
-/// Like the above, but `write` fills the file. If `write` throws, `path` is unchanged. Without `replace`, throws an
-/// Error if `path` exists.
+/// Like write_file(path, content), but `write` fills the file. If `write` throws, `path` is unchanged. Without
+/// `replace`, throws an Error if `path` exists.
 MUSTER_INTERNAL_API void write_file(const std::filesystem::path& path, const std::function<void(File&)>& write,
                                     bool replace = true);
 /// Replaces `path`, durably, by the file `by`, which the caller has written in the same folder, synced and closed.
@@ -106,8 +106,8 @@ MUSTER_INTERNAL_API void require_own_directory(const std::filesystem::path& path
 /// rename(2) that never replaces: throws an Error if `to` exists.
 void rename_new(const std::filesystem::path& from, const std::filesystem::path& to);
 /// Renames the folder `from`, which must be synced, to `to`, and removes the folder that was at `to`, if any. If the
-/// process is killed meanwhile, one of the two folders is at `to`. On a file system that cannot exchange names, nothing
-/// may be at `to`; then restore_directory() restores the old folder.
+/// process is killed meanwhile, one of the two folders is at `to`. On a file system that cannot exchange names, `to`
+/// may then be missing; restore_directory() brings the old folder back.
 MUSTER_INTERNAL_API void replace_directory(const std::filesystem::path& from, const std::filesystem::path& to);
 /// Restores the folder `to` if a replace_directory() was killed and has left nothing at `to`.
 MUSTER_INTERNAL_API void restore_directory(const std::filesystem::path& to);

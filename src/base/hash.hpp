@@ -6,7 +6,7 @@
 
 namespace muster::detail {
 
-/// FNV-1a.
+/// The 64-bit FNV-1a hash of the text.
 constexpr std::uint64_t hash_of_text(std::string_view text) noexcept {
   std::uint64_t hash = 0xcbf29ce484222325u;
   for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;

@@ -29,7 +29,7 @@ inline std::string host_name() {
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
 }
 
-/// The first line of the file; empty if there is no such file.
+/// The first line of the file; empty if the file cannot be read.
 inline std::string first_line(const std::filesystem::path& file) {
   std::string line;
   std::getline(std::ifstream(file), line);

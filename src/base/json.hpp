@@ -23,12 +23,12 @@ MUSTER_INTERNAL_API Json parse_json(std::string_view text, const std::string& do
 /// Reads and parses a file; `doing` is "reading PATH" unless given.
 MUSTER_INTERNAL_API Json read_json(const std::filesystem::path& path, std::string doing = {}, bool comments = false);
 
-/// Reads a file that the program can make again: null if it is missing or damaged.
+/// Reads a file that can be made again. Returns null if it is missing or damaged; throws on other read errors.
 MUSTER_INTERNAL_API Json read_json_if_intact(const std::filesystem::path& file);
 
 /// JSON as text: in one line, or indented by `indent` spaces. Throws Json::type_error for text that is not UTF-8.
 MUSTER_INTERNAL_API std::string json_text(const Json& json, int indent = -1);
-/// The same, but with U+FFFD in place of bytes that are not UTF-8.
+/// Like json_text(), but with U+FFFD in place of bytes that are not UTF-8.
 MUSTER_INTERNAL_API std::string json_text_lossy(const Json& json, int indent = -1);
 /// The JSON in a text that muster has written. Throws Json::parse_error if it is not JSON.
 MUSTER_INTERNAL_API Json json_from_text(std::string_view text);

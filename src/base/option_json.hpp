@@ -163,8 +163,8 @@ void read(const Json& json, std::string_view names, Fields&... fields) {
 }  // namespace option_json
 }  // namespace muster::detail
 
-// Defines to_json and from_json in the namespace of the struct. The list has all fields of the struct in their order;
-// one that lacks a field does not compile.
+// Defines to_json and from_json in the namespace of the struct. The list has all fields of the struct in their order; a
+// list that lacks a field does not compile.
 #define MUSTER_OPTIONS(Type, ...)                                        \
   void to_json(Json& json, const Type& options) {                        \
     const auto& [__VA_ARGS__] = options;                                 \

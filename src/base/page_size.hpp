@@ -7,7 +7,7 @@ namespace muster::detail {
 
 /// Bytes of a memory page; mmap() and madvise() take multiples of it.
 std::size_t page_size() noexcept;
-/// The same for numbers that the kernel counts in pages, as in /proc/self/pagemap; tests cannot set it.
+/// The page size in which the kernel itself counts, as in /proc/self/pagemap; set_page_size() does not change it.
 std::size_t kernel_page_size() noexcept;
 
 /// For tests: page_size() returns `bytes`, a multiple of kernel_page_size(), from then on. Call it before any memory is

@@ -26,7 +26,7 @@ Pages Pages::large(std::size_t bytes) {
   if (skipped + used < pages.bytes_) ::munmap(pages.data_ + skipped + used, pages.bytes_ - skipped - used);
   pages.data_ += skipped;
   pages.bytes_ = bytes;
-  ::madvise(pages.data_, used, MADV_HUGEPAGE);  // a hint
+  ::madvise(pages.data_, used, MADV_HUGEPAGE);  // only a hint, so errors are ignored
   return pages;
 }
 

@@ -39,7 +39,7 @@ inline std::size_t character_count(std::string_view text) {
 /// Returns `text` if it has at most that many characters. Otherwise cuts it and adds "…", so that it has that many.
 inline std::string shortened(std::string text, std::size_t characters) {
   if (character_count(text) <= characters) return text;
-  while (character_count(text) >= characters && !text.empty()) text.pop_back();  // a character's first byte goes last
+  while (character_count(text) >= characters && !text.empty()) text.pop_back();  // the first byte of each counts
   return text + "…";
 }
 

@@ -15,7 +15,7 @@
 
 namespace muster::detail {
 
-/// Finds an executable file of that name in `path`, or the file itself if the name has a slash; empty if there is none.
+/// Finds an executable file in the folders of `path`, or at `name` itself if it has a slash; empty if there is none.
 MUSTER_INTERNAL_API std::filesystem::path find_program(const std::string& name, const char* path = std::getenv("PATH"));
 
 /// The variables of this process as "NAME=VALUE", and those of `more`, which replace variables of the same names.

@@ -9,10 +9,10 @@
 
 namespace muster::detail {
 
-/// "0.1235": with four significant digits.
+/// Returns the number with four significant digits: "0.1235".
 inline std::string number_text(double value) { return formatted("%.4g", value); }
 
-/// "12 B", "47.0 MB", in powers of 1000.
+/// Returns a size in units that are powers of 1000: "12 B", "47.0 MB".
 inline std::string bytes_text(double bytes) {
   constexpr const char* units[] = {"B", "KB", "MB", "GB", "TB", "PB", "EB"};
   std::size_t unit = 0;
@@ -20,7 +20,7 @@ inline std::string bytes_text(double bytes) {
   return formatted(unit == 0 ? "%.0f %s" : "%.1f %s", bytes, units[unit]);
 }
 
-/// "2:05", "1:00:05".
+/// Returns a time in seconds as "M:SS" or, from an hour on, "H:MM:SS": "2:05", "1:00:05".
 inline std::string clock_text(long long seconds) {
   return seconds < 3600 ? formatted("%lld:%02lld", seconds / 60, seconds % 60)
                         : formatted("%lld:%02lld:%02lld", seconds / 3600, seconds / 60 % 60, seconds % 60);

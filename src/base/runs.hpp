@@ -1,4 +1,4 @@
-// The pieces of a box that lie in one piece in each of two arrays, such as a file and the memory.
+// The runs of a box: its pieces that are contiguous in each of two arrays, such as a file and the memory.
 #pragma once
 
 #include <array>
@@ -8,13 +8,13 @@
 
 namespace muster::detail {
 
-/// The values of a run follow one another in both arrays. The runs of a box are counted along its first `outer`
-/// dimensions.
+/// A box, a rectangular part of both arrays, has one run for each index of its first `outer` dimensions. Each run has
+/// `bytes` bytes.
 struct Runs {
   std::size_t outer = 0, bytes = 0;
 
-  /// `size` of the box; `a` and `b`: the arrays' strides; `value`: the size of a value. Strides and sizes of values are
-  /// in bytes.
+  /// `size`: values of the box along each dimension. `a`, `b`: the strides of the two arrays, in bytes. `value`: bytes
+  /// of one value.
   Runs(std::span<const std::int64_t> size, std::span<const std::size_t> a, std::span<const std::size_t> b,
        std::size_t value) noexcept
       : outer(size.size()), bytes(value) {
@@ -23,12 +23,12 @@ struct Runs {
   }
 };
 
-/// Calls action(a, b, bytes) for each run, where `a` and `b` are its offsets from the box's first value. The box is not
-/// empty.
+/// Calls action(a, b, bytes) for each run, where `a` and `b` are the run's offsets in the two arrays, in bytes from the
+/// box's first value. The box must not be empty.
 template <class Action>
 void each_run(std::span<const std::int64_t> size, std::span<const std::size_t> a, std::span<const std::size_t> b,
               std::size_t value, Action&& action) {
-  constexpr std::size_t most_dimensions = 33;  // of an HDF5 dataset, and one more of the index of a Zarr shard
+  constexpr std::size_t most_dimensions = 33;  // HDF5 allows 32; the index of a Zarr shard has one more
   const Runs runs(size, a, b, value);
   std::array<std::int64_t, most_dimensions> at;
   for (std::size_t d = 0; d < runs.outer; ++d) at[d] = 0;

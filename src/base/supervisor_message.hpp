@@ -1,4 +1,4 @@
-// Lines on stderr that a rank writes for the `muster run` that has started it, which does not show them.
+// Lines that a rank writes to stderr for the `muster run` that has started it, which reads and does not show them.
 #pragma once
 
 #include <unistd.h>
@@ -29,7 +29,7 @@ inline bool in_batch_job() noexcept {
          std::getenv("LSB_JOBID") != nullptr;
 }
 
-/// Writes the line, if a `muster run` reads it.
+/// Writes the line if this process was started by `muster run`, which reads it.
 inline void tell(std::string_view word, std::string_view text) noexcept {
   if (std::getenv(supervised_variable) == nullptr) return;
   std::string line(message_prefix);

@@ -55,13 +55,13 @@ std::string listed(const std::vector<T>& items, std::size_t most, const Name& na
   return items.size() <= most ? text : str(text, " and ", items.size() - most, " more");
 }
 
-/// "1 rank", "2 ranks".
+/// Returns the number and the noun `what`, with an s unless the number is 1: "1 rank", "2 ranks".
 template <std::integral Count>
 std::string counted(Count count, std::string_view what) {
   return str(count, " ", what, count == 1 ? "" : "s");
 }
 
-/// "rank 1", "ranks 0, 2"; of more than 8, the first 8 and "and 3 more".
+/// Returns "rank 1", or "ranks 0, 2"; if there are more than 8 ranks, the first 8 and "and 3 more".
 inline std::string name_ranks(const std::vector<std::size_t>& ranks) {
   return (ranks.size() == 1 ? "rank " : "ranks ") + listed(ranks, 8, [](auto rank) { return std::to_string(rank); });
 }

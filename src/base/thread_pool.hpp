@@ -21,7 +21,7 @@ namespace muster::detail {
 /// a pass over data is left early, work that its tasks have given to other pools ends too: run() begins no more calls.
 class ThreadPool {
  public:
-  /// Thrown by a task that is unwanted.
+  /// Thrown in a task that is unwanted, by run() and throw_if_unwanted().
   struct Unwanted : std::exception {
     const char* what() const noexcept override { return "the pass for which this was done has been left"; }
   };

@@ -34,7 +34,7 @@ class OutcomeExchange {
  public:
   OutcomeExchange(World& world, int rank, const Outcome& mine)
       : world_(world), rank_(static_cast<std::size_t>(rank)), size_(world.members.size()) {
-    // If this rank has raised an alarm, its outcome stays the one that it has raised: other ranks may have left for it.
+    // If this rank has raised an alarm, its outcome stays the raised one: other ranks may have failed because of it.
     const auto raised = world_.alarm.raised();
     std::string own{static_cast<char>(raised.has_value()), static_cast<char>(world_.depth)};
     own += pack(raised.value_or(mine), longest - fields - packed_fields);

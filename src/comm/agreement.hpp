@@ -19,10 +19,10 @@
 
 namespace muster::detail::comm {
 
-/// current_outcome() for work in which ranks also wait for each other by other means than communicators, such as gloo.
-/// If another rank of the world has raised an alarm, this rank's error, such as a closed connection, follows from it
-/// and becomes `interrupted` too, unless it is the same error. A rank that has raised an alarm keeps that outcome,
-/// whatever it receives or throws later, so that a cause remains if several ranks fail at once.
+/// Like current_outcome(), for work in which ranks also wait for each other by other means than communicators, such as
+/// gloo. If another rank has raised an alarm, this rank's error, such as a closed connection, counts as its consequence
+/// and becomes `interrupted`, unless both errors are the same. If this rank has raised an alarm, returns the outcome
+/// that it raised, whatever came later, so that a cause remains if several ranks fail at once.
 MUSTER_INTERNAL_API Outcome current_outcome(const Communicator& world);
 
 /// If this rank has failed, tells all other ranks of the world, whose waits throw RemoteError from then on. Returns at
@@ -33,8 +33,8 @@ MUSTER_INTERNAL_API void raise_alarm(const Communicator& communicator, const Out
 /// Throws RemoteError if another rank of the world has raised an alarm, as every wait on a communicator does.
 void throw_if_alarm_raised(const Communicator& communicator);
 
-/// For a separate world that a thread of its own uses on this rank. Another thread calls this to give up that thread's
-/// work: the thread's waits on the world throw at once, and so do its later calls. Local.
+/// For a separate world, which one thread of this rank uses. Another thread calls this to give up that thread's work:
+/// the thread's waits on the world throw at once, and so do its later calls. Local.
 void give_up_work(const Communicator& world) noexcept;
 /// Call it when the thread of give_up_work() has had its time to end: that thread's calls on the world never return
 /// from now on, so that MPI may end without it. Local.

@@ -244,7 +244,7 @@ void Channel::wait(const std::function<bool()>& ready, const std::function<std::
     try {
       world->alarm.throw_if_raised();
     } catch (const RemoteError&) {
-      if (!ended()) throw;  // the other rank has failed after this call, perhaps by an error that comes from it
+      if (!ended()) throw;  // otherwise the alarm does not concern this call: it has finished
       return;
     }
     if (watch::now() - compared < between_comparisons) return;

@@ -1,5 +1,5 @@
-// The implementation of Communicator: MPI communicators from the pool, and the world that all channels of a launch
-// share.
+// The implementation of Communicator: MPI communicators from the pool, and the world to which its ranks belong
+// (world.hpp).
 #pragma once
 
 #include "comm/hierarchy.hpp"
@@ -34,8 +34,8 @@ struct Transport {
 /// Starts the calls of one communicator and waits for them.
 class Channel {
  public:
-  /// Takes two `communicators`. Sets up the memory that the ranks of each node share. Collective, without a timeout:
-  /// all ranks must have come (see wait_for_all_ranks()).
+  /// Takes two `communicators`. Sets up the memory that the ranks of each node share. Collective, without the launch's
+  /// timeout: all ranks must have come (see wait_for_all_ranks()).
   Channel(std::vector<PooledCommunicator> communicators, std::shared_ptr<World> world, std::vector<int> world_ranks);
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
@@ -68,7 +68,7 @@ class Channel {
     int other = -1;                 ///< for a message: the rank on the other side, if it is known
     watch::TraceEvent event = {};   ///< the trace event of a collective call; begin_ns is 0 if nothing is recorded
   };
-  /// Records the call. Throws RemoteError, and records nothing, if this rank must return to an outer attempt first.
+  /// Records the call. Throws as require_in_use() does, and RemoteError if this rank must return to an outer attempt.
   RecordedCall begin(const node::Call& call, const char* name = nullptr);
   void end(const RecordedCall& call) {
     world->wait_monitor.own_record().calls.end(call.ticket);

@@ -38,7 +38,7 @@ class Request {
  public:
   struct State;
 
-  Request() noexcept;  ///< finished
+  Request() noexcept;  ///< a request that is finished
   explicit Request(std::unique_ptr<State> state) noexcept;
   Request(Request&&) noexcept;
   Request& operator=(Request&&) noexcept;
@@ -55,7 +55,7 @@ class Request {
   /// not have finished yet.
   void wait_until(const std::function<bool()>& ready, const std::string& doing,
                   std::optional<std::chrono::milliseconds> timeout = {});
-  /// Throws the Error (ExitCode::retry) of a wait of that length. This request must not have finished yet.
+  /// Throws the Error (ExitCode::retry) that a wait of this length throws. This request must not have finished yet.
   void fail_after(std::chrono::milliseconds timeout, const std::string& doing) const;
   /// The rank that a receive gets its message from; -1 for receive_any() until it has finished.
   int source() const noexcept;

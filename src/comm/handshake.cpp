@@ -85,7 +85,7 @@ void Handshake::all_max(const std::vector<int>& ranks, std::span<std::uint64_t> 
   const auto size = ranks.size();
   const auto own = static_cast<std::size_t>(std::ranges::find(ranks, rank_in(over_.comm)) - ranks.begin());
   const auto count = static_cast<int>(values.size());
-  // A value may reach a rank on several ways, which does not change a maximum.
+  // A value may reach a rank several times, which does not change a maximum.
   for (std::size_t distance = 1; distance < size; distance *= 2) {
     memory_->sent.assign(values.begin(), values.end());
     memory_->received.resize(values.size());
@@ -129,7 +129,7 @@ std::shared_ptr<node::SharedSegment> map_node_segment(MpiCommunicator& over, con
     }
   };
   if (here) attempt([&] { *segment = node::SharedSegment::create(bytes); });
-  // The lowest rank of the node sends the name to the others; an empty one means that it could not create the segment.
+  // The lowest rank of the node sends the name to the others; an empty name means that it could not create one.
   const auto name = handshake.from_first(node, segment->name());
   if (!here && !name.empty()) attempt([&] { *segment = node::SharedSegment::open(name, bytes); });
   // Remove the name as soon as all ranks have opened the segment, before reserve(), which takes long.

@@ -10,7 +10,7 @@
 namespace muster::detail::comm {
 namespace {
 
-/// The all-reduces of a communicator have the first half of the numbers, and its exchange of gradients has the others.
+/// Of the exchange numbers of a communicator, all-reduces use the first half, and the exchange of gradients the others.
 constexpr unsigned number_count = SliceExchange::numbers / 2;
 
 /// A piece is split among fewer leaders if each would otherwise have less than this many bytes.
@@ -85,8 +85,8 @@ class HierarchicalAllReduce {
     bool exchanged = false;  ///< also true if this rank leads no slice of the piece
   };
 
-  /// Starts to copy the slices of all leaders to all ranks of the node. The operation is closed if this rank's slice
-  /// has yet to be exchanged.
+  /// Starts to copy the slices of all leaders to all ranks of the node. If this rank's slice has yet to be exchanged,
+  /// the copying is held up (Start::closed).
   void start_gather(Piece& piece) {
     using Start = node::NodeCommunicator::Start;
     piece.gathered = local_.all_gather(piece.data, piece.count, piece.leaders, reduction_.type,

@@ -23,19 +23,19 @@ struct Hierarchy {
   std::vector<int> ranks;        ///< [local size]: ranks of this node, as ranks of the channel
   std::shared_ptr<void> memory;  ///< the memory of `communicator`
   std::unique_ptr<node::NodeCommunicator> communicator;
-  int num_leaders = 1;     ///< first ranks of each node: as many as the smallest node has ranks
+  int num_leaders = 1;     ///< leaders of each node, its first ranks: as many as the smallest node has ranks
   Leaders leaders;         ///< of this rank's slices, as ranks of the channel; empty if this rank is no leader
   unsigned exchanges = 0;  ///< exchanges between nodes that this rank has started so far
   /// Unfinished all-reduces, in the order in which they were started; every wait advances all of them.
   std::deque<std::shared_ptr<HierarchicalAllReduce>> over_nodes;
 };
 
-/// The leaders of this rank's slices, as long as the communicator lives; none if it leads no slice.
+/// The leaders of this rank's slices; none if this rank leads no slice. Valid as long as the communicator lives.
 const Leaders& leaders_of(const Communicator& communicator) noexcept;
 /// How many leaders each node has.
 int num_leaders(const Communicator& communicator) noexcept;
 
-// Call both inside Channel::run_exclusively().
+// Call the following two inside Channel::run_exclusively().
 
 /// Starts an in-place all-reduce over the nodes of the channel. It has finished when the communicator of this node has
 /// finished the returned ticket.

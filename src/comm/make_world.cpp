@@ -85,7 +85,7 @@ Communicator from_mpi(MPI_Comm comm) {
     pool = std::make_shared<Pool>();
   }
   MpiCommunicator given(comm, members, 0);  // belongs to the caller, so it is not in the pool
-  // The calls that follow have no timeout, so first all ranks must have come.
+  // Later calls, such as MPI_Comm_create_group(), have no timeout, so all ranks must have come before.
   Handshake(given, doing).all_true(true);
   return make_world(pool, members, given, find_placement(given));
 }

@@ -70,7 +70,7 @@ void fail(int code, const char* call) {
   std::array<char, MPI_MAX_ERROR_STRING> text{};
   int length = 0;
   const bool known = MPI_Error_string(code, text.data(), &length) == MPI_SUCCESS;
-  std::replace(text.begin(), text.end(), '\n', ' ');  // MPICH's has a stack
+  std::replace(text.begin(), text.end(), '\n', ' ');  // MPICH's text has several lines
   throw Error(ExitCode::retry, str("calling ", call), known ? text.data() : str("MPI error ", code),
               "A rank or its node may be lost; start the job again");
 }

@@ -101,7 +101,7 @@ void MpiCommunicator::cancel_receives() {
 }
 
 bool MpiCommunicator::clean(const char* doing, const AllMax& all_max) {
-  is_usable_ = false;  // until the end
+  is_usable_ = false;  // stays so unless this function succeeds
   drop_messages(doing, all_max);
   if (!catch_up(all_max)) return false;
   wait_for_all_ranks(doing, [&] { return all_finished(); });
@@ -152,7 +152,7 @@ void MpiCommunicator::receive_all() {
     check(MPI_Irecv(dropped.get(), static_cast<int>(count), type, status.MPI_SOURCE, status.MPI_TAG, comm,
                     &pending_.emplace_back(MPI_REQUEST_NULL)),
           "MPI_Irecv");
-    check(MPI_Type_free(&type), "MPI_Type_free");  // once the message is here
+    check(MPI_Type_free(&type), "MPI_Type_free");  // MPI keeps it until the message is here
   }
   all_finished();
 }

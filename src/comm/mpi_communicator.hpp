@@ -56,8 +56,8 @@ class MpiCommunicator {
   void free_memory() noexcept;
   /// Cancels the abandoned receives. All ranks must have done so before any of them calls clean(). Local.
   void cancel_receives();
-  /// Sets each value to its maximum over the ranks of the communicator, without using the communicator. Calls the
-  /// function again and again while it waits.
+  /// Sets each value to its maximum over the ranks of the communicator, without using the communicator. Calls its
+  /// second argument again and again while it waits.
   using AllMax = std::function<void(std::span<std::uint64_t>, const std::function<void()>&)>;
   /// Ends the operations and drops the messages that the last user has left, so that the communicator can be used
   /// again. False, on all ranks, if that is impossible because the ranks were in different collectives, or one rank had
@@ -78,10 +78,10 @@ class MpiCommunicator {
   bool catch_up(const AllMax& all_max);
   bool all_finished();
 
-  std::uint64_t begun_ = 0;  ///< collectives in this use
+  std::uint64_t begun_ = 0;  ///< collectives since the last clean()
   /// [number of the collective % kept_calls]: node::Call::encode()
   std::array<std::uint64_t, kept_calls> calls_ = {};
-  const std::unique_ptr<std::atomic<bool>[]> has_sent_to_;  ///< [rank], in this use
+  const std::unique_ptr<std::atomic<bool>[]> has_sent_to_;  ///< [rank]: true after a message to it, until clean()
   bool is_usable_ = true;
   std::mutex mutex_;  ///< guards the abandoned requests and memory below
   std::vector<MPI_Request> receives_;

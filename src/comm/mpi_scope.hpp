@@ -38,16 +38,15 @@ class MpiScope {
 /// Initialises MPI (MPI_THREAD_MULTIPLE) as quickly as this machine allows; false if that was done already. Does not
 /// wait for other ranks.
 MUSTER_INTERNAL_API bool initialise_mpi();
-/// Finalises MPI, unless this MPI library might hang in it. For whoever got true from initialise_mpi().
+/// Finalises MPI, but not if this library may hang in it over several nodes. Call it if initialise_mpi() was true.
 MUSTER_INTERNAL_API void finalise_mpi(bool on_one_node) noexcept;
-/// Has `call` called at the beginning of MPI_Finalize(), whoever calls that; MPI can still be used then. Call it once
-/// per process.
+/// Makes MPI_Finalize() call `call` at its beginning, when MPI can still be used. Use this function once per process.
 MUSTER_INTERNAL_API void call_before_finalize(void (*call)());
 /// This process's rank in MPI_COMM_WORLD, and the number of ranks there. Local.
 MUSTER_INTERNAL_API std::pair<int, int> rank_and_size();
 /// All ranks of MPI_COMM_WORLD. Collective.
 MUSTER_INTERNAL_API Communicator world_of_mpi();
-/// from_mpi() of the MPI communicator with that Fortran handle, in which other languages pass it on. Collective.
+/// from_mpi() for the MPI communicator with that Fortran handle, as other languages pass communicators. Collective.
 MUSTER_INTERNAL_API Communicator from_fortran_handle(int handle);
 
 /// The name and version of the MPI library: "Open MPI v4.1.4".

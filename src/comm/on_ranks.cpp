@@ -21,7 +21,7 @@ std::string packed_outcome(const std::function<std::string()>& work) {
 }
 
 /// Agrees with all ranks on how the work has ended and returns the root cause; none if all have succeeded. `errors`
-/// gets the error of each rank that has not.
+/// gets the error of each rank that has not succeeded.
 std::optional<Error> conclude(const Communicator& world, const Timeouts& timeouts, const Outcome& mine,
                               std::map<int, std::string>* errors = nullptr) {
   const bool done = mine.kind == Outcome::Kind::done;

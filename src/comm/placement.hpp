@@ -8,7 +8,7 @@ namespace muster::detail::comm {
 
 class MpiCommunicator;
 
-/// The nodes of all ranks of a world. find_placement() finds them; tests invent some.
+/// The nodes of all ranks of a world. find_placement() finds them; tests make up their own.
 struct Placement {
   std::vector<int> node_of_rank;   ///< [rank]: any number, equal where ranks share memory
   std::vector<std::string> hosts;  ///< [rank]: the name of its host

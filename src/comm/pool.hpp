@@ -44,7 +44,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   /// same members at once, new ones may be made.
   std::vector<PooledCommunicator> take(std::size_t count, const std::vector<int>& members, MpiCommunicator& over,
                                        const std::vector<int>& ranks, const char* doing);
-  /// Local.
+  /// Puts a communicator that this rank no longer uses back into the pool. Local.
   void give_back(std::unique_ptr<MpiCommunicator> communicator) noexcept;
 
  private:

@@ -13,14 +13,14 @@ namespace muster::detail::comm {
 /// and that it is a child of fork(); the thread ends before MPI does, and a child has none. A second call does nothing.
 void prepare_progress();
 
-/// Throws an Error (ExitCode::usage) once MPI is finalised and in a child of fork(). Its text begins with `doing` and
+/// Throws an Error (ExitCode::usage) once MPI is finalised, or in a child of fork(). Its text begins with `doing` and
 /// `operation`.
 void require_progress(const char* doing, const char* operation);
 /// True in a child of fork(): it must call no MPI, and must leave shared memory alone.
 bool is_forked() noexcept;
 
-/// Held by the thread while it advances an operation. Others that share operations with the thread start and advance
-/// them under it, too. Do not wait for other threads while you hold it.
+/// Held by the thread while it advances an operation. Other threads that share operations with this one also lock it to
+/// start and advance them. Do not wait for other threads while you hold it.
 std::mutex& operation_mutex() noexcept;
 /// True once end_progress() was called, as by MPI_Finalize(). Stays as it is while the caller holds operation_mutex().
 bool has_progress_ended() noexcept;
@@ -30,10 +30,10 @@ struct Advanced {
   std::function<void()> then = {};  ///< called and destroyed without the mutex
 };
 
-/// Makes the thread call `advance` with operation_mutex() locked, again and again, until the operation is over; it must
-/// not throw. The first call starts the thread. It sleeps while there is nothing to advance; and between two rounds
-/// while the calling thread computes, if cores do not suffice, or if nothing has ended for 200 ms. Returns false, and
-/// does nothing, if MPI does not allow several threads or the thread has ended.
+/// Makes the thread call `advance` with operation_mutex() locked, again and again, until the operation is over.
+/// `advance` must not throw. The first use starts the thread, which sleeps while there is nothing to advance. It also
+/// sleeps between two rounds while the caller's thread computes, if cores do not suffice, or if nothing has ended for
+/// 200 ms. Returns false, and does nothing, if MPI does not allow several threads or the thread has ended.
 bool advance_in_background(std::function<Advanced()> advance);
 
 /// Ends the thread for good: from now on operations advance only where they are waited for. Local; any thread.

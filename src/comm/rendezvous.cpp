@@ -25,7 +25,7 @@ constexpr auto grace = 5s;
 /// How often rank 0 looks for messages before it answers: Open MPI does not poll its sockets in every call.
 constexpr int calls_per_turn = 32;
 
-/// Other ranks tell rank 0 that they are here, or that they have left (gone). Rank 0 answers go or no.
+/// Other ranks tell rank 0 that they are here, or have left again (gone). Rank 0 answers go if all are here, or no.
 enum class Word : std::int64_t { here, gone, go, no };
 
 /// A message of a rendezvous.
@@ -54,7 +54,7 @@ class Rendezvous {
     if (!sent) channel_.transport->collective->abandon({}, sends_->requests, sends_);  // MPI may still read it
   }
 
-  /// Rank 0.
+  /// What rank 0 does.
   void lead() {
     int here = 1;
     bool gone = false;

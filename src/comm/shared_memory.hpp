@@ -33,8 +33,8 @@ struct SharedRegion {
 /// segment's name is already removed. Collective.
 std::optional<SharedRegion> allocate_shared(const Communicator& communicator, std::size_t bytes, std::size_t reserved);
 
-/// Gives a rank that needs no other's access memory of its own, as a region of one rank. Memory is taken when it is
-/// first written. Local.
+/// Gives this rank private memory, as a region of one rank, for data that no other rank accesses. Memory is taken when
+/// it is first written. Local.
 SharedRegion own_region(std::size_t bytes);
 
 /// Maps one segment of `bytes` zeroes on all ranks of each node, also where a rank is alone on its node, and reserves

@@ -141,7 +141,7 @@ void SliceExchange::start_round() {
   send(memory_->received.get(), count, (leaders_.node + nodes - known_slices_) % nodes, tag_);
 }
 
-/// True if the last round has ended.
+/// Call it when a round has ended. Starts the next one; true if there is none.
 bool SliceExchange::next_round() {
   known_slices_ = std::min(2 * known_slices_, leaders_.nodes());
   if (known_slices_ < leaders_.nodes()) start_round();
@@ -153,7 +153,7 @@ void SliceExchange::reduce_share() {
   const auto element = node::size_of(slice_.type);
   std::vector<const void*> summands;
   for (int n = 0; n < leaders_.nodes(); ++n) {
-    // In rounds, the slices lie in the order of nodes from this node on; otherwise the shares of all other nodes.
+    // `received` has, in rounds, the slices of all nodes from this node on; otherwise the shares of the other nodes.
     const int position =
         in_rounds_ ? (n - leaders_.node + leaders_.nodes()) % leaders_.nodes() : n - (n > leaders_.node ? 1 : 0);
     summands.push_back(n == leaders_.node

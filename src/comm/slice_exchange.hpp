@@ -17,14 +17,14 @@ namespace muster::detail::comm {
 
 class MpiCommunicator;
 
-/// The leaders of one slice of each array.
+/// The ranks, one on each node, that lead the same slice of every array.
 struct Leaders {
   MpiCommunicator* communicator = nullptr;
   std::vector<int> ranks = {};  ///< [nodes]: the leader on each node, as a rank of the communicator
   int node = 0;                 ///< the node of this leader
 
   int nodes() const noexcept { return static_cast<int>(ranks.size()); }
-  /// Returns the share of `of` in a slice of `count` elements.
+  /// Returns the share of node `of` in a slice of `count` elements.
   node::Slice share(std::size_t count, node::Dtype type, int of) const {
     return node::slice_of(count, nodes(), of, type);
   }
@@ -45,8 +45,8 @@ inline constexpr int calls_per_poll = 8;
 /// from the leader k nodes after it (fewer in the last round).
 class SliceExchange {
  public:
-  /// Reduces this leader's share, a part of the slice: summands[n] is the address of the share in the slice of node n.
-  /// It writes the share's result.
+  /// Reduces this leader's share, a part of the slice, and writes the result. summands[n]: the address of the share in
+  /// the slice of node n.
   using Reduce = std::function<void(const node::Slice& share, std::span<const void* const> summands)>;
   struct Slice {
     const std::byte* summand = nullptr;  ///< this node's elements
@@ -54,7 +54,7 @@ class SliceExchange {
     std::size_t count = 0;               ///< elements
     node::Dtype type = node::Dtype::f32;
   };
-  /// Which halves take place.
+  /// Which halves of the all-reduce take place.
   enum class Halves {
     both,
     reduce,  ///< each leader reduces its share; Slice::result is not used
@@ -64,7 +64,7 @@ class SliceExchange {
   static Reduce sum_of(const Slice& slice, const node::Reduction& reduction);
 
   /// Starts the exchange. `number`: distinguishes the exchanges of these leaders that are under way at the same time;
-  /// the same on all of them, below numbers(). `lifetime` keeps the slice's memory alive while MPI may use it.
+  /// the same on all of them, below `numbers`. `lifetime` keeps the slice's memory alive while MPI may use it.
   SliceExchange(const Leaders& leaders, unsigned number, const Slice& slice, Reduce reduce,
                 std::shared_ptr<void> lifetime, Halves halves = Halves::both);
   /// An exchange that has not finished is abandoned: MPI may use its memory until the communicator is cleaned.

@@ -74,7 +74,7 @@ void StepTimes::note(std::int64_t step) {
 
 void StepTimes::send_group_samples(std::int64_t step) {
   const auto& channel = *Channel::of(workers_);
-  // The first step of the session, or the log no longer holds the next one.
+  // This is the first step of the session, or the log no longer holds the step next_to_send_.
   if (next_to_send_ == 0 || step - next_to_send_ >= static_cast<std::int64_t>(watch::StepLog::slots) - 1)
     next_to_send_ = step;
   next_to_send_ = (next_to_send_ + interval_ - 1) / interval_ * interval_;

@@ -18,7 +18,7 @@
 
 namespace muster::detail::comm {
 
-/// Notes the times of this worker's steps, and gives those of all workers on rank 0.
+/// Notes the times of this worker's steps, and returns those of all workers on rank 0.
 class StepTimes {
  public:
   /// Construct it on the thread that trains. Collective over the workers.
@@ -30,10 +30,10 @@ class StepTimes {
   /// microsecond, and every 20 ms some tens of microseconds more to read what the kernel has counted.
   void note(std::int64_t step);
   /// The totals of each worker when it began the step, by rank. Empty if a worker has not begun the step, if its
-  /// message has not arrived, or if the step is too long ago. Call it on rank 0.
+  /// message has not arrived, or if the step is too long ago. Call it on rank 0, for later and later steps.
   std::optional<std::vector<watch::StepSample>> at(std::int64_t step);
   /// From now on the groups of other nodes send the times of each step that is a multiple of `interval`, a power of two
-  /// that is not smaller than the one before. Call it on rank 0.
+  /// that is not smaller than the previous interval. Call it on rank 0.
   void set_interval(std::int64_t interval);
 
  private:
@@ -47,7 +47,7 @@ class StepTimes {
   const std::uint64_t attempt_;
   std::vector<int> group_;          ///< workers whose records this rank can read, itself among them
   std::optional<Mailbox> mailbox_;  ///< none if rank 0 can read all records
-  std::vector<int> group_leaders_;  ///< on rank 0: the first rank of each other group
+  std::vector<int> group_leaders_;  ///< the first rank of each group but rank 0's
   std::int64_t interval_ = 1;       ///< between two steps whose times are sent
   std::int64_t next_to_send_ = 0;   ///< on the first rank of a group: the next step whose times it sends; 0 at first
   /// On rank 0: samples that have come, [step][rank]; the ranks of its own group are missing.

@@ -8,10 +8,10 @@
 
 namespace muster::detail::comm {
 
-/// Returns a new communicator of `ranks`, which are numbers in `over`, in that order; a rank that has made one before
-/// with the same ranks reuses it if all of them have dropped it. It belongs to the world of `over`. An Error
-/// (ExitCode::usage) if this rank is not among the ranks, or one is named twice or does not exist. Collective over
-/// `ranks`, not over `over`: two ranks make the subsets that they share in the same order.
+/// Returns a communicator of `ranks`, which are ranks of `over`, in that order. It belongs to the world of `over`, and
+/// may reuse what an earlier one of the same ranks has left in the pool. Throws an Error (ExitCode::usage) if this rank
+/// is not among them, or one is named twice or does not exist. Collective over `ranks`, not over `over`: two ranks must
+/// make the subsets that they share in the same order.
 MUSTER_INTERNAL_API Communicator make_subset(const Communicator& over, const std::vector<int>& ranks);
 
 }  // namespace muster::detail::comm

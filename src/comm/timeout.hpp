@@ -1,4 +1,4 @@
-// The timeouts of a world, which every communicator over its ranks has.
+// The timeouts of a world, which apply to all of its communicators.
 #pragma once
 
 #include "base/export.hpp"
@@ -18,7 +18,7 @@ MUSTER_INTERNAL_API std::chrono::milliseconds timeout(const Communicator& commun
 MUSTER_INTERNAL_API void set_final_grace(const Communicator& communicator, std::chrono::milliseconds grace);
 MUSTER_INTERNAL_API std::chrono::milliseconds final_grace(const Communicator& communicator);
 
-/// Sets the timeout while it lives.
+/// While it lives, the world has the timeout `own`. The destructor restores the earlier timeout.
 class ScopedTimeout {
  public:
   ScopedTimeout(const Communicator& communicator, std::chrono::milliseconds own)

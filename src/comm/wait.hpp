@@ -19,7 +19,7 @@
 
 namespace muster::detail::comm {
 
-/// How long ranks wait for each other by default.
+/// How long ranks wait for each other by default: half an hour.
 constexpr std::chrono::milliseconds default_timeout{1'800'000};
 
 /// Tells the processor that this is a spin loop.

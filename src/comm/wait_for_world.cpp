@@ -83,7 +83,7 @@ class RollCall {
     MPI_Request request = MPI_REQUEST_NULL;
     check(MPI_Isend(nullptr, 0, MPI_BYTE, static_cast<int>(rank), roll_call_tag, MPI_COMM_WORLD, &request),
           "MPI_Isend");
-    check(MPI_Request_free(&request), "MPI_Request_free");  // without data, nobody must wait for it
+    check(MPI_Request_free(&request), "MPI_Request_free");  // no wait needed: the message has no buffer
   }
 
   const std::size_t rank_;

@@ -139,7 +139,7 @@ WaitMonitor::WaitMonitor(PooledCommunicator comm, const Placement& placement)
 
 WaitMonitor::~WaitMonitor() { end_answering(); }
 
-// The thread.
+// The thread that answers questions about this rank.
 
 void WaitMonitor::start_answering() {
   if (thread_.joinable()) return;
@@ -222,7 +222,7 @@ void WaitMonitor::answer_questions() try {
   log::debug(str("answering another node: ", error.what()));
 }
 
-// Findings.
+// What the ranks of a call are doing.
 
 std::string WaitMonitor::at_step(const Record& record) {
   const auto step = record.step.load();
@@ -323,7 +323,7 @@ std::vector<WaitMonitor::Finding> WaitMonitor::ask_other_nodes(const WaitedFor& 
     MPI_Status status;
     check(MPI_Iprobe(MPI_ANY_SOURCE, answer_tag, comm_, &flag, &status), "MPI_Iprobe");
     if (!flag) {
-      if (!thread_answers()) answer_questions();  // of a rank that has waited as long
+      if (!thread_answers()) answer_questions();  // another rank may have waited as long, and ask
       std::this_thread::sleep_for(1ms);
       continue;
     }
@@ -403,7 +403,7 @@ WaitMonitor::Decision WaitMonitor::decide(const WaitedFor& call, std::chrono::na
     decision.fact = call.call_number > 0 ? "all ranks have come, but the call does not finish"
                                          : "no rank that may send is stopped or gone";
   log::write_to_file_only("what the ranks do, as this one sees it:" + seen);
-  // This rank gives up now; those that have begun to wait a little later still ask.
+  // This rank gives up now, but ranks that began to wait a little later still ask: answer them for a while.
   for (const auto end = std::chrono::steady_clock::now() + answer_timeout;
        has_remote_ranks() && !thread_answers() && std::chrono::steady_clock::now() < end;
        std::this_thread::sleep_for(1ms))

@@ -1,8 +1,8 @@
 // Finds out which ranks are late when a wait takes too long, and what they are doing.
 //
 // The ranks of a node read each other's records (watch/record.hpp) in shared memory. Ranks of other nodes are asked by
-// messages, a few on each node. A background thread of each, if several threads may call MPI, answers for the whole
-// node, whatever the main thread is doing.
+// messages, a few on each node. If several threads may call MPI, a background thread of each asked rank answers for the
+// whole node, whatever the main thread is doing.
 #pragma once
 
 #include "comm/placement.hpp"
@@ -37,7 +37,7 @@ struct WaitedFor {
 /// Decides how long a wait past its timeout goes on, and says why.
 class WaitMonitor {
  public:
-  /// Collective; all ranks must have come.
+  /// Collective. Call it when all ranks have come; see comm/handshake.hpp.
   WaitMonitor(PooledCommunicator comm, const Placement& placement);
   ~WaitMonitor();
   WaitMonitor(const WaitMonitor&) = delete;

@@ -1,4 +1,4 @@
-// The world of a launch: what all its communicators share, such as the alarm, the count of agreements and the timeouts.
+// A world: what the communicators of a launch, or of separate work, share: the alarm, agreements, timeouts and more.
 #pragma once
 
 #include "comm/alarm.hpp"
@@ -18,7 +18,7 @@
 
 namespace muster::detail::comm {
 
-/// What all communicators of a launch share on this rank.
+/// What all communicators of one world share on this rank.
 struct World {
   /// Takes three `communicators`, each over all of the world's ranks, whose numbers in the pool are `members`.
   /// Collective.
@@ -59,7 +59,7 @@ struct World {
 [[noreturn]] void throw_outer_cause(const World& world);
 
 /// Call it before MPI is called, and in each wait. Throws an Error (ExitCode::retry) if the work of the world's thread
-/// was given up on this rank, or (ExitCode::usage) once MPI is finalised and in a child of fork(); never returns if the
+/// was given up on this rank, or (ExitCode::usage) once MPI is finalised or in a child of fork(); never returns if the
 /// thread is left behind.
 void require_in_use(const World& world);
 

@@ -174,7 +174,7 @@ ExitCode examine_alone(const DoctorOptions& options, const Print& print) {
   const std::vector<Json> ranks{look_at_rank_cores(environment)};
   Findings findings;
   add(findings, check_mpi(node.at("mpi"), start), examination.host);
-  add(findings, check_node(node, ranks, 1, /*of `muster run`*/ detail::count_usable_cores()), examination.host);
+  add(findings, check_node(node, ranks, 1, /*as `muster run` starts*/ detail::count_usable_cores()), examination.host);
   add(findings, check_slurm(node.at("slurm"), std::chrono::system_clock::now()), examination.host);
   node["ranks"] = ranks;
   examination.facts[examination.host] = std::move(node);
@@ -183,7 +183,7 @@ ExitCode examine_alone(const DoctorOptions& options, const Print& print) {
   return code;
 }
 
-/// Reports what a launcher has done wrong, if because of that nothing else can be examined.
+/// Reports a mistake of the launcher because of which nothing else can be examined.
 ExitCode report_separate_worlds(const detail::launch::SeparateWorlds& worlds, Examination examination,
                                 const Print& print) {
   examination.findings = {{to_mend, "MPI", worlds.fact, worlds.remedy, {examination.host}}};

@@ -59,7 +59,7 @@ Findings check_libraries(const Json& facts) {
   Finding hdf5{ok, "HDF5",
                loaded + (facts.at("hdf5_parallel") == true ? ", parallel" : ", serial") +
                    (facts.at("hdf5_thread_safe") == true ? ", thread-safe" : "; muster lets in one thread at a time")};
-  if (hdf5_series(loaded) != hdf5_series(built))  // then HDF5 ends the process
+  if (hdf5_series(loaded) != hdf5_series(built))  // if they differ, HDF5 ends the process
     hdf5 = {to_mend, "HDF5", "version " + loaded + " is loaded, and muster was built with " + built,
             "Load the module of that version, correct LD_LIBRARY_PATH, or build muster again"};
   return {torch, hdf5};

@@ -18,7 +18,7 @@ namespace {
 constexpr double mb = 1e6;
 /// What Open MPI needs for its own messages. With less room, it complains and may not start.
 constexpr double mpi_bytes_per_rank = 4.2 * mb;
-/// The same, plus the buffers of muster's collectives and some small gradients.
+/// That, plus the buffers of muster's collectives and some small gradients.
 constexpr double wanted_bytes_per_rank = 32 * mb;
 
 /// Returns the choice in brackets: "madvise" in "always [madvise] never"; null if the kernel has no such file.
@@ -54,7 +54,7 @@ Json number_in(const std::filesystem::path& file) {
   return text >> number ? Json(number) : Json();
 }
 
-/// Returns the value of a line such as "MemTotal:  16384 kB", in bytes.
+/// Returns the machine's memory in bytes, from a line such as "MemTotal: 16384 kB"; null if the kernel does not tell.
 Json total_memory(const std::filesystem::path& root) {
   std::ifstream text(root / "proc/meminfo");
   std::string word;

@@ -8,7 +8,7 @@
 namespace muster::detail::doctor {
 namespace {
 
-/// Returns which MPI a text is from, printed by a library or an mpirun; empty if it is none of these.
+/// Returns which MPI has printed this text, by its library or its mpirun; empty if it is another MPI.
 std::string family_of(const std::string& text) {
   if (text.find("Open MPI") != std::string::npos || text.find("OpenRTE") != std::string::npos) return "Open MPI";
   if (text.find("Intel(R) MPI") != std::string::npos) return "Intel MPI";

@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::seconds sight_timeout{5};
-constexpr double slow_sight_s = 1;
+constexpr double slow_after_s = 1;
 
 struct flock whole_file() {
   struct flock range {};
@@ -97,7 +97,7 @@ Findings check_shared_storage(const Json& facts, const std::string& writer) {
              str("a file that ", writer, " has written is not seen within ", sight_timeout.count(), " s"),
              "Choose a --storage on a file system that all nodes share"}};
   Findings findings;
-  if (facts.at("after_s") > slow_sight_s)
+  if (facts.at("after_s") > slow_after_s)
     findings.push_back({warning, subject,
                         "a file that " + writer + " has written is seen only after " +
                             formatted("%.1f s", facts.at("after_s").get<double>()),

@@ -56,7 +56,7 @@ class Descriptor {
   int number_;
 };
 
-/// Makes tries in one folder, and records what has failed.
+/// Records the failed calls in the facts about a storage.
 class Tries {
  public:
   explicit Tries(Json& facts) : facts_(facts) {}

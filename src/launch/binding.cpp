@@ -153,7 +153,7 @@ std::vector<Claim> bind_to_cores(const Communicator& world, NodeRanks& ranks, in
     return here;
   };
 
-  // The first rank of the node reads the cores, so that the others have the same.
+  // The first rank of the node reads the cores for all ranks of the node, so that they have the same.
   auto described = Json::array();
   if (local_rank == 0)
     for (const auto& core : cores_of_machine()) described.push_back(core.cpus);
@@ -163,7 +163,7 @@ std::vector<Claim> bind_to_cores(const Communicator& world, NodeRanks& ranks, in
   const auto cores = cores_in(united(ranks.masks), machine);
   const bool has_all = ranks.quota >= static_cast<double>(cores.size());
 
-  // Each rank claims cores in its part of the node's cores, and looks whether the others of its part are claimed.
+  // Each rank claims cores in its part of the node's cores, and looks whether the other cores of this part are claimed.
   std::vector<Claim> claims;
   auto found = Json::array();
   for (const auto& core : has_all ? part_of(cores, local_size, local_rank) : std::span<const Core>()) {

@@ -29,7 +29,7 @@ class Flags {
   /// Throws an Error (ExitCode::usage) for an invalid value, or if the ranks' values differ. False if help or version
   /// was requested on any rank; rank 0 has printed it if it was requested there. Collective.
   bool parse(const Communicator& world);
-  /// Returns the flags, after parse(). Warns of MUSTER_… variables that nothing reads, such as misspelt ones.
+  /// Returns the flags, after parse(). Warns of MUSTER_SET and of MUSTER_… variables that seem to be misspelt.
   LaunchFlags resolve() const;
   /// The program's name without its folder.
   const std::string& program() const noexcept { return program_; }

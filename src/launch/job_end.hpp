@@ -54,7 +54,7 @@ class LaunchEnd {
   /// `muster run`, which has asked already. Call it before MPI is initialised, because some MPIs do not allow a process
   /// to start programs afterwards.
   void ask();
-  /// Collective.
+  /// Sets the end: by the time limit if one is given, otherwise with the batch job. Collective.
   void choose(const Communicator& ranks, const LaunchFlags& flags);
   /// See Launch::time_left().
   std::optional<std::chrono::duration<double>> time_left() const noexcept;

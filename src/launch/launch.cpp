@@ -97,7 +97,7 @@ struct Launch::State {
 int Launch::State::returned(int code) {
   is_running = false;
   if (!owns_mpi()) return code;
-  // Each rank sends it, since what a rank does next may end the other ranks.
+  // Each rank sends the message, since what a rank does next may end the other ranks.
   if (status) detail::launch::tell_supervisor(detail::launch::message_returned, std::to_string(*status));
   ends_with_process = this;
   static const pid_t process = ::getpid();

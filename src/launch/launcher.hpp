@@ -15,7 +15,7 @@ namespace muster::detail::launch {
 
 /// The launcher that has started this process.
 struct StartedBy {
-  std::string launcher;  ///< "mpirun"
+  std::string launcher;  ///< such as "mpirun"
   int processes = 1;
   int number = 0;             ///< this process's number, from 0
   std::string variable = {};  ///< the environment variable that has `processes`

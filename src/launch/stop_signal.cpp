@@ -15,9 +15,9 @@
 namespace muster::detail::launch::stop_signal {
 namespace {
 
-constexpr int of_a_stop[] = {SIGUSR1, SIGUSR2, SIGHUP};
+constexpr int stop_signals[] = {SIGUSR1, SIGUSR2, SIGHUP};
 
-volatile std::sig_atomic_t requested = 0;  // the signal
+volatile std::sig_atomic_t requested = 0;  // number of the first signal; 0 if none has come
 bool hangup_ignored_at_start = false;
 
 void handle(int signal) {
@@ -42,7 +42,7 @@ void tell_exit(int code, void*) noexcept {
   const char* const own = std::getenv(rank_process_variable);
   if (own == nullptr || std::atoi(own) != ::getpid()) return;  // this process is a child of the rank
   const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
-  if (rank == nullptr && std::getenv("SLURM_PROCID") == nullptr) rank = std::getenv("PMI_RANK");  // srun reports codes
+  if (rank == nullptr && std::getenv("SLURM_PROCID") == nullptr) rank = std::getenv("PMI_RANK");  // srun tells codes
   if (const auto host = host_name(); rank != nullptr && !host.empty())
     tell(message_exit, str(rank, " ", code, " ", host));
 }
@@ -52,7 +52,7 @@ bool supervised_in_batch_job() noexcept { return std::getenv(supervised_variable
 
 [[gnu::constructor]] void stand_by([[maybe_unused]] int argc, char**, [[maybe_unused]] char** variables) noexcept {
 #ifdef __GLIBC__
-  // glibc sets it only after the constructors of a library that is initialised first.
+  // glibc sets environ only after the constructors of a library that is initialised first.
   if (::environ == nullptr) ::environ = variables;
 #endif
   hangup_ignored_at_start = ignored(SIGHUP);
@@ -80,17 +80,17 @@ void install_handlers(bool terminate) noexcept {
 }
 
 ScopedHandlers::ScopedHandlers() noexcept {
-  for (std::size_t i = 0; i < std::size(of_a_stop); ++i) {
-    ::sigaction(of_a_stop[i], nullptr, &before_[i]);
-    if (before_[i].sa_handler == SIG_DFL || before_[i].sa_handler == handle) install(of_a_stop[i]);
+  for (std::size_t i = 0; i < std::size(stop_signals); ++i) {
+    ::sigaction(stop_signals[i], nullptr, &before_[i]);
+    if (before_[i].sa_handler == SIG_DFL || before_[i].sa_handler == handle) install(stop_signals[i]);
   }
 }
 
 ScopedHandlers::~ScopedHandlers() {
-  for (std::size_t i = 0; i < std::size(of_a_stop); ++i) {
+  for (std::size_t i = 0; i < std::size(stop_signals); ++i) {
     struct sigaction now {};
-    if (::sigaction(of_a_stop[i], nullptr, &now) == 0 && now.sa_handler == handle)
-      ::sigaction(of_a_stop[i], &before_[i], nullptr);
+    if (::sigaction(stop_signals[i], nullptr, &now) == 0 && now.sa_handler == handle)
+      ::sigaction(stop_signals[i], &before_[i], nullptr);
   }
 }
 

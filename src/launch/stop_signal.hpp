@@ -2,8 +2,8 @@
 // install_handlers() wants it, and under `muster run` in a batch job, since batch systems send SIGTERM to all processes
 // of a job that they are about to end.
 //
-// Loading muster changes no signal's disposition. A Launch handles the signals from the moment it is made; one that
-// comes before has the effect that it has without muster, and `muster run` takes a rank that such a signal ends for
+// Loading muster changes no signal's disposition. A Launch handles the signals from the moment it is made; a signal
+// that comes before has the same effect as without muster. If that signal ends a rank, `muster run` counts the rank as
 // stopped. This code is a separate library that the loader initialises before all others, since libraries of MPI's
 // networks may install handlers of their own.
 #pragma once

@@ -78,7 +78,7 @@ UnsupervisedScope::~UnsupervisedScope() { unsupervised = nullptr; }
 void end_with_launcher() noexcept try {
   const pid_t parent = ::getppid();
   std::vector<pollfd> processes;
-  // There may be scripts between the launcher and this process; they have the variable too.
+  // There may be scripts between the launcher and this process; they have MUSTER_SUPERVISED, too.
   for (pid_t process = parent; process > 1; process = parent_of(process)) {
     if (process != parent && !is_supervised(process)) break;
     const auto descriptor = static_cast<int>(::syscall(SYS_pidfd_open, process, 0));

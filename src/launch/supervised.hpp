@@ -23,7 +23,7 @@ struct Supervisor {
   std::string started;                            ///< when the `muster run` began, as part of a run's name
   std::optional<int> max_failures;                ///< --max-failures
   int full_worker_count = 0;                      ///< ranks of the job when none is missing; 0 without --min-workers
-  std::optional<std::chrono::seconds> used = {};  ///< from the first start to this one; hosts' clocks may differ
+  std::optional<std::chrono::seconds> used = {};  ///< since the first start; no time of day, as clocks differ
 };
 
 /// Reads the supervisor's settings from the environment; none if this process is not supervised.
@@ -31,7 +31,7 @@ MUSTER_INTERNAL_API std::optional<Supervisor> supervisor();
 
 /// Environment variables of a supervised rank.
 namespace variable {
-inline constexpr const char* supervised = supervised_variable;  // 1
+inline constexpr const char* supervised = supervised_variable;  // set to 1
 inline constexpr const char* id = "MUSTER_SUPERVISOR";
 inline constexpr const char* started = "MUSTER_STARTED";
 inline constexpr const char* used = "MUSTER_USED_SECONDS";     // from the first start to this one

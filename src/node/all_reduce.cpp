@@ -10,7 +10,7 @@ constexpr std::size_t small_bytes = std::size_t{8} << 10;
 /// Up to this many bytes of all ranks together, each rank reduces everything; above it is cheaper to reduce one slice
 /// per rank.
 constexpr std::size_t direct_bytes = std::size_t{1} << 20;
-/// In registered memory of up to this many bytes, a rank always reduces the same slice, so that it stays in its cache.
+/// In registered memory of up to this many bytes, a rank always reduces the same slice, which stays in its cache.
 constexpr std::size_t cached_bytes = std::size_t{2} << 20;
 
 class AllReduce final : public Operation {

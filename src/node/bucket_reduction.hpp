@@ -57,7 +57,7 @@ class BucketReduction {
 
   const std::vector<Bucket>& buckets() const noexcept { return buckets_; }
   std::size_t chunks() const noexcept { return chunks_.size(); }
-  /// If chunks have owners: returns those that this rank owns, until reorder() is called.
+  /// If chunks have owners: returns this rank's chunks. The list is valid until reorder() is called.
   std::vector<Chunk> own_chunks() const;
 
   /// Begins a new round; the previous one must have ended.
@@ -70,13 +70,13 @@ class BucketReduction {
   void write_word(std::size_t index, std::uint32_t word);
   /// Processes one chunk if one is ready; true if the round has ended. All ranks must pass equivalent functions.
   bool advance(const OnChunk& on_chunk);
-  /// If chunks have owners: calls body(chunk, data) for this rank's next chunk and returns true if all ranks have
-  /// announced it; body is called as OnChunk is, and may leave the work to a later time.
+  /// If chunks have owners: once all ranks have announced the bucket of this rank's next chunk, calls body(chunk,
+  /// data), as an OnChunk is called, and returns true; else false. body() may leave the work to a later time.
   bool next_own(const OnChunk& body);
   /// If chunks have owners: true if next_own() has given out all chunks of this rank.
   bool gave_all() const noexcept { return own_chunk_ >= chunks_.size(); }
-  /// Call it when this rank has processed its chunks. Once it has announced all buckets, too, it tells the other ranks;
-  /// true if the round has ended.
+  /// Call it repeatedly once this rank has processed its chunks. Tells the other ranks so when this rank has also
+  /// announced all buckets. True if the round has ended on all ranks.
   bool finish();
   /// Processes one chunk if one is ready; true if it did. For a progress thread of this rank, from begin() until the
   /// rank calls advance(). The thread needs a separate OnChunk object.

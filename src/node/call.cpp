@@ -7,7 +7,7 @@
 namespace muster::detail::node {
 namespace {
 
-// Bits of a word, from the lowest bit on.
+// The bits that each field takes in a word, from the lowest bit on.
 constexpr int kind_bits = 4, type_bits = 4, op_bits = 3, root_bits = 17, count_bits = 35, from_all_bits = 1;
 static_assert(kind_bits + type_bits + op_bits + root_bits + count_bits + from_all_bits == 64);
 

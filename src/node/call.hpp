@@ -40,7 +40,7 @@ struct Call {
 
   /// Encodes the call; the word is 0 only for `none`. A count is cut to 35 bits and a root to 17 bits.
   std::uint64_t encode() const noexcept;
-  /// Decodes a word.
+  /// Returns the call that this word encodes. A count or a root that was cut stays cut.
   static Call decode(std::uint64_t word) noexcept;
   /// True if all ranks of a communicator make the call together; false for a message between two ranks.
   bool is_collective() const noexcept { return kind != Kind::none && kind < Kind::send; }
@@ -55,7 +55,7 @@ struct Call {
   std::string text() const;
 };
 
-/// "1st", "2nd", ….
+/// Returns "1st" for 1, "2nd" for 2, ….
 std::string nth(std::uint64_t number);
 
 /// The error that two ranks have made different calls with the same call number.

@@ -8,9 +8,9 @@
 // How data travels in an all-reduce. Every rank has two staging buffers in the shared memory, and counters of its
 // phases in separate cache lines. A small message is copied into the buffer, and every rank reduces all buffers for
 // itself: one wait. A large message is cut into chunks; each rank reduces one slice of each chunk and the others copy
-// it: two waits. If every rank's data are in registered memory (see Region), a large message is not copied: the ranks
-// claim chunks, read them from all, and write the result to all. A rank uses its two buffers in turn, so it may be one
-// phase ahead while others still read.
+// it: two waits. If every rank's data are in registered memory (register_region()), a large message is not copied: the
+// ranks claim chunks, read them from all, and write the result to all. A rank uses its two buffers in turn, so it may
+// be one phase ahead while others still read.
 //
 // A sum is always formed in the order of ranks, by one rank or identically by all, so every rank gets the same bits, in
 // every run and on each of the three paths.
@@ -65,7 +65,7 @@ class NodeCommunicator {
   int size() const noexcept { return size_; }
 
   /// Registers a region until unregister(). All ranks must register the same regions in the same order, and all must
-  /// have mapped a region before any of them uses it. They are numbered from 1 on.
+  /// have mapped a region before any of them uses it. Regions are numbered from 1 on.
   void register_region(Region region) { regions_.emplace(++registered_, std::move(region)); }
   /// The numbers of the regions whose memory nothing on this rank uses any more; empty while operations are in
   /// progress.

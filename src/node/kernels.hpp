@@ -12,7 +12,7 @@ namespace muster::detail::node {
 /// The instruction set that a set of kernels was compiled for.
 enum class Isa { portable, avx2, avx512, neon };
 
-/// The instruction sets that were built and that this processor has, the best one last.
+/// The instruction sets for which kernels were built and which this processor has, the best one last.
 std::span<const Isa> usable_isas() noexcept;
 inline Isa best_isa() noexcept { return usable_isas().back(); }
 

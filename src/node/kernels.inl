@@ -258,7 +258,7 @@ void reduce_blocks(void* const* targets, std::size_t target_count, const void* c
   }
 }
 
-/// `Op`: the operations defined for the type, which are the first ones of ReduceOp. Null for any other.
+/// Returns the kernel of `op`; null if it is none of `Op`, the first operations of ReduceOp.
 template <class T, class... Op>
 ReduceArrays one_of(ReduceOp op) noexcept {
   constexpr ReduceArrays kernels[] = {reduce_blocks<Op, T>...};

@@ -73,7 +73,7 @@ class Operation {
   std::byte* at(std::size_t element) const { return data_ + element * element_; }
   std::size_t bytes() const { return count_ * element_; }
 
-  // The operation's current phase.
+  // These functions work on the operation's current phase.
   /// Calls write() and marks this rank as arrived, once per phase. False if that is not possible yet.
   template <class Write>
   bool arrive(Write&& write) {

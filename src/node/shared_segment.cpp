@@ -175,7 +175,7 @@ void SharedSegment::map(std::size_t bytes) {
 
 void SharedSegment::reserve(std::size_t first, std::size_t bytes) {
   if (bytes == 0) return;
-  // If a huge page fits, touch the pages, which follows the hint for huge pages; Linux can do this since 5.14.
+  // If a huge page fits, let the kernel touch the pages (Linux 5.14): posix_fallocate() does not follow the hint.
   if (bytes >= huge_page) {
     const auto begin = first / page_size() * page_size();
     if (::madvise(data_ + begin, first + bytes - begin, MADV_POPULATE_WRITE) == 0) return;

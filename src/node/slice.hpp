@@ -18,7 +18,7 @@ struct Slice {
   std::size_t first = 0;
   std::size_t count = 0;
 
-  /// Returns up to `most` of its elements from its element `begin` on.
+  /// Returns the part of this slice that begins at its element `begin` and has at most `most` elements.
   Slice chunk(std::size_t begin, std::size_t most) const {
     begin = std::min(begin, count);
     return {first + begin, std::min(most, count - begin)};

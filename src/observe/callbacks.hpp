@@ -11,8 +11,7 @@
 
 namespace muster::detail::observe {
 
-/// Calls `tell` with each callback that is not null. Logs its exceptions as warnings that begin with `what`, a name for
-/// the event.
+/// Calls `tell` with each callback that is not null. Logs its exceptions as warnings with `what`, a name for the event.
 void tell_and_log_errors(const char* what, const std::vector<std::shared_ptr<Callback>>& callbacks,
                          const std::function<void(Callback&)>& tell) noexcept;
 
@@ -32,7 +31,7 @@ class Callbacks final : public Observer {
   void batch(const EpochPosition& position) override { tell(&Callback::on_batch, position.global_step); }
   void late_rank(const LateRank& late) override { tell(&Callback::on_late_rank, late); }
   void report_begins(const Json& row) override { tell(&Callback::on_report, row); }
-  /// Tells the callbacks, if they have been asked for their metrics. Logs their exceptions as warnings.
+  /// Tells the callbacks about a failed report, if it had asked them for metrics. Logs their exceptions as warnings.
   void report_failed() override;
   void report_ended(const std::vector<Json>& metrics, const std::optional<Checkpoint>& checkpoint) override {
     tell(&Callback::after_report, metrics, checkpoint);
@@ -57,8 +56,8 @@ class Callbacks final : public Observer {
 
  private:
   template <class... Parameters, class... Arguments>
-  void tell(void (Callback::*moment)(Parameters...), const Arguments&... arguments) {
-    for (const auto& callback : callbacks_) (callback.get()->*moment)(arguments...);
+  void tell(void (Callback::*event)(Parameters...), const Arguments&... arguments) {
+    for (const auto& callback : callbacks_) (callback.get()->*event)(arguments...);
   }
   void begin(const std::shared_ptr<Callback>& callback, Session& session);
   /// Called if `saved_` has no state for the callback's key. If it has a state of the same class for which there is no

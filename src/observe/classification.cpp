@@ -114,8 +114,8 @@ class MetricInput {
     return all;
   }
 
-  /// As rows_of(), but the prediction is one class per row, from 0 to `classes` − 1; of logits, the class of the
-  /// largest.
+  /// Like rows_of(), but the prediction is one class per row, from 0 to `classes` − 1; for logits, the class of the
+  /// largest, or a wrong class if one of them is NaN.
   WeightedRows classified_rows_of(const at::Tensor& prediction, const at::Tensor& target,
                                   std::optional<std::int64_t> samples, const at::Tensor& weight,
                                   std::int64_t classes) const {

@@ -13,7 +13,7 @@ namespace muster::detail::observe {
 MUSTER_INTERNAL_API bool add_columns(std::vector<std::string>& columns, const Json& row);
 
 MUSTER_INTERNAL_API std::string csv_header(const std::vector<std::string>& columns);
-/// A column that the row does not have, or has as null, becomes an empty field.
+/// Returns the row as a line. A column that the row does not have, or has as null, becomes an empty field.
 MUSTER_INTERNAL_API std::string csv_line(const Json& row, const std::vector<std::string>& columns);
 
 }  // namespace muster::detail::observe

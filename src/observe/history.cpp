@@ -122,7 +122,7 @@ void History::remove_abandoned_rows(const AttemptStart& start) {
     const auto name = row.value("checkpoint_dir_name", Json());
     return name.is_string() ? name.get<std::string>() : std::string();
   };
-  // Find the last report that has a checkpoint of both courses of training.
+  // Find the last report whose checkpoint is an ancestor of the one from which training resumes.
   const auto common = std::ranges::find_if(rows_.rbegin(), rows_.rend(), [&](const Json& row) {
     const auto name = checkpoint_of(row);
     return !name.empty() && start.is_ancestor(name);

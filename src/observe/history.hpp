@@ -34,7 +34,7 @@ class History final : public Observer {
   void end() override;
   /// Puts the fields into the row of that report and replaces both files. If that fails, logs a warning.
   void validated(std::int64_t training_iteration, const Json& fields) override;
-  /// As validated(). Returns false if nothing has changed: the row has the fields already, or there is no such row.
+  /// Like validated(). Returns false if nothing has changed: the row has the fields already, or there is no such row.
   bool add_validation(std::int64_t training_iteration, const Json& fields);
 
   /// Adds a row to both files. Throws an Error (ExitCode::retry) if it cannot be written. The next successful append()
@@ -43,11 +43,11 @@ class History final : public Observer {
 
   const std::vector<Json>& rows() const noexcept { return rows_; }
 
-  /// Returns the rows in a run's folder, without a line that a crash has cut off. Throws an Error (ExitCode::data) that
-  /// names the first line that is not a row.
+  /// Returns the rows in a run's folder, without a line that a crash has cut off; none if there is no file. Throws an
+  /// Error (ExitCode::data) that names the first line that is not a row.
   MUSTER_INTERNAL_API static std::vector<Json> read(const std::filesystem::path& folder);
-  /// The same, but if the file ends before the row `saved`, adds that row; a power loss may leave such a file. Logs a
-  /// warning if rows before it are missing. `saved`: the row of a checkpoint's report, or null.
+  /// Like read(folder), but if the file ends before the row `saved`, adds that row; a power loss may leave such a file.
+  /// Logs a warning if rows before `saved` are missing. `saved`: the row of a checkpoint's report, or null.
   static std::vector<Json> read(const std::filesystem::path& folder, const Json& saved);
 
  private:

@@ -69,7 +69,7 @@ std::vector<double> behind_in(const StepWindow& window, const std::function<doub
 LateCause cause_of(double behind, const RankTimes& times, const RankLoad& load, const RankTimes& others,
                    const RankLoad& others_load) {
   const double enough = explaining_share * behind;
-  // Also delays the threads that read data.
+  // First the quota, which also delays the threads that read data.
   if (load.throttled - others_load.throttled >= enough) return LateCause::cpu_quota;
   if (const double data = times.data - others.data; data >= behind / 2)
     return load.read - others_load.read >= data / 2 ? LateCause::file_system : LateCause::data;

@@ -70,7 +70,7 @@ Json mean_of(const std::string& key, const std::vector<Json>& values) {
   for (const auto& one : values) {
     const auto weight = one[1].get<std::int64_t>();
     const double counts = weight < 0 ? 1.0 : static_cast<double>(weight);
-    if (counts == 0) continue;  // not a mean over no samples, which is NaN
+    if (counts == 0) continue;  // leave out a mean over no samples, which is NaN
     sum += one[0].get<double>() * counts;
     weights += counts;
   }

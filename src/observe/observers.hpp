@@ -49,15 +49,15 @@ class Observers {
   /// Tells all observers about another event: observers.tell(&Observer::checkpoint, checkpoint). Throws what an
   /// observer throws.
   template <class... Parameters, class... Arguments>
-  void tell(void (Observer::*moment)(Parameters...), const Arguments&... arguments) {
-    for (const auto& observer : observers_) (observer.get()->*moment)(arguments...);
+  void tell(void (Observer::*event)(Parameters...), const Arguments&... arguments) {
+    for (const auto& observer : observers_) (observer.get()->*event)(arguments...);
   }
-  /// The same, but logs exceptions as warnings that begin with `what`, a name for the event.
+  /// Like tell(), but logs exceptions as warnings with `what`, a name for the event.
   template <class... Parameters, class... Arguments>
-  void tell_and_log_errors(const char* what, void (Observer::*moment)(Parameters...),
+  void tell_and_log_errors(const char* what, void (Observer::*event)(Parameters...),
                            const Arguments&... arguments) noexcept {
     for (const auto& observer : observers_) try {
-        (observer.get()->*moment)(arguments...);
+        (observer.get()->*event)(arguments...);
       } catch (...) {
         log_error(what);
       }

@@ -10,7 +10,7 @@ namespace muster::detail::observe {
 
 /// The times of one worker, in seconds.
 struct RankTimes {
-  double compute = 0;  ///< everything else
+  double compute = 0;  ///< the rest of the time, which is in none of the following
   double wait = 0;     ///< in calls that wait for other ranks or exchange data with them, except for saves
   double data = 0;     ///< waiting for batches that are not ready
   double save = 0;     ///< saving checkpoints, without waiting for other ranks
@@ -40,7 +40,7 @@ double median(std::vector<double> values);
 /// Returns fields for a row: {"compute": {"min": …, "median": …, "max": …, "max_rank": …}, "wait": …, "data": …,
 /// "save": …}, in seconds.
 Json summary_of(const std::vector<RankTimes>& of_ranks);
-/// Returns fields for a row: {"max": …, "max_rank": …}.
+/// Returns fields for a row: {"max": …, "max_rank": …}; `max_rank` is the rank with the greatest value.
 Json summary_of(const std::vector<std::int64_t>& of_ranks);
 
 }  // namespace muster::detail::observe

@@ -27,7 +27,7 @@ class WatchedMetric {
   }
 
   const std::string& metric() const noexcept { return metric_; }
-  /// Returns the metric's value in `row`; NaN if it is null; none if the row does not have it.
+  /// Returns the metric's value in `row`, NaN for null; none, and warns once, if it is missing. Throws for any other.
   std::optional<double> in(const Json& row) {
     const auto at = row.find(metric_);
     if (at == row.end()) {
@@ -115,7 +115,7 @@ class EarlyStopping final : public Callback {
   WatchedMetric watched_;
   std::optional<double> best_ = {};
   int waited_ = 0;            ///< number of reports since the best value
-  std::int64_t counted_ = 0;  ///< the last report that has counted, by itself or by its validation
+  std::int64_t counted_ = 0;  ///< the last report whose value, its own or its validation's, was compared
 };
 
 // Gives access to private members of the plateau scheduler: an explicit template instantiation may name private

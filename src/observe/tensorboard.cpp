@@ -65,7 +65,7 @@ class TensorBoard final : public Observer {
 
   void validated(std::int64_t training_iteration, const Json& fields) override {
     const auto awaited = awaited_.find(training_iteration);
-    if (awaited == awaited_.end()) return;  // an earlier start has written the report
+    if (awaited == awaited_.end()) return;  // its values are in a file already, or there is no such report
     const auto& [step, reported] = awaited->second;
     auto shown = Json::object();
     // A value that the report had is in the file already, so the validation's value gets a curve of its own.
@@ -97,9 +97,9 @@ class TensorBoard final : public Observer {
     if (file_) write([](EventFile& file) { file.flush(); });
   }
 
-  // Only after success: if training fails and resumes, TensorBoard would show the first end in the files forever. A
-  // start that finds nothing left to train has not logged anything yet; it opens its file here, since the start before
-  // may have been stopped without this.
+  // Called only after success: TensorBoard shows the first end in the files forever, so a failure after which training
+  // resumes must not write one. A start that finds nothing left to train opens its file here: the start before may have
+  // been stopped before it wrote the end.
   void end() override {
     write([](EventFile& file) { file.add_success(); });
     file_.reset();

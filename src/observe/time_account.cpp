@@ -40,8 +40,8 @@ double part_of(const Json& row, const char* activity, const char* value) {
   return number_at(times->at(activity), value);
 }
 
-/// Returns how much longer the workers have waited than the one that has waited least: by their median, or, of two, the
-/// other one.
+/// Returns how much longer the median worker has waited than the worker that has waited least; of two workers, how much
+/// longer one has waited than the other.
 double late_in(const Json& row) {
   const bool are_two = number_at(row, "world_size") == 2;
   return part_of(row, "wait", are_two ? "max" : "median") - part_of(row, "wait", "min");
@@ -97,7 +97,7 @@ void TimeAccount::start(const AttemptStart& start) {
 /// Returns `before` plus the seconds that the last start has trained after the step from which training resumes. A
 /// start that has ended well has saved all of its steps, so nothing is repeated.
 double TimeAccount::repeated_after(double before, double time_total_s) const {
-  // An earlier version of muster has written it.
+  // There was no earlier start, or an earlier version of muster has written it.
   if (earlier_starts_.empty() || !earlier_starts_.back().contains("first_time_total_s"))
     return std::max(earlier_training_s_ - time_total_s, 0.0);
   const auto& last = earlier_starts_.back();

@@ -22,7 +22,7 @@ constexpr std::chrono::seconds longest_wait{60};
 
 std::filesystem::path file_of(const std::filesystem::path& run) { return run / ".failures.json"; }
 
-/// Replaces the checksums of the pieces that hold the random state by those of the same bytes with zeros in its place.
+/// Replaces the checksums of the pieces that hold the random state by checksums with zeros in place of that state.
 void leave_out_random_state(checkpoint::Manifest& manifest, const std::filesystem::path& folder) {
   const auto random =
       std::ranges::find(manifest.tensors, std::string_view(checkpoint::random_name), &checkpoint::TensorEntry::name);
@@ -116,7 +116,7 @@ std::optional<RunPoint> point_of(const std::filesystem::path& run) {
       const auto manifest = checkpoint::read_manifest(newest->second);
       const auto position = state::training_position_from_json(manifest.position_json);
       return RunPoint{.global_step = position.global_step,
-                      // If it was not counted, it is the number of reports.
+                      // If the program did not count epochs, `epoch` is the number of reports.
                       .epoch = position.epoch_counted ? position.epoch : 0,
                       .training_iteration = position.training_iteration,
                       .rollbacks = static_cast<std::int64_t>(rollbacks.size()),

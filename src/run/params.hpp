@@ -17,8 +17,8 @@ TrainerOptions options_from_params(const Json& params, const std::filesystem::pa
 /// Returns the options that this run was started with. Throws an Error (ExitCode::data) if the run cannot be restored
 /// because it has no valid params.json, or no intact checkpoint and no fast tier that may hold one.
 TrainerOptions saved_options(const std::filesystem::path& run);
-/// The same, but options in `given` that differ from their defaults replace the saved ones; dataset_config is replaced
-/// as a whole. The run's name and storage path are those of `run`.
+/// Like saved_options(), but options in `given` that differ from their defaults replace the saved ones; dataset_config
+/// is replaced as a whole. The run's name and storage path are those of `run`.
 TrainerOptions restored_options(const std::filesystem::path& run, TrainerOptions given);
 
 }  // namespace muster::detail::run

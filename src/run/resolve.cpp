@@ -59,8 +59,8 @@ void require_utf8(const std::string& text, const char* option) {
     throw Error(ExitCode::usage, str("reading CheckpointConfig::", option), "it is not UTF-8", "Choose another one");
 }
 
-/// Returns the options that must be equal on all ranks. Not among them: rank 0's name, settings and metadata, which are
-/// used on all ranks; logging, threads and the fast tier, which may differ between hosts.
+/// Returns the options that must be equal on all ranks. Not among them: rank 0's name, storage path, settings and
+/// metadata, which are used on all ranks; logging, threads and the fast tier, which may differ between hosts.
 Json comparable(const TrainerOptions& options) {
   Json same = options.scaling_config;
   const Json run = options.run_config;

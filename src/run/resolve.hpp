@@ -26,7 +26,7 @@ struct ResolvedOptions {
   const Communicator& world() const noexcept { return launch.communicator(); }
   /// True if this rank is a worker.
   bool is_worker() const noexcept { return launch.rank() < worker_count; }
-  /// Returns the part of each step that worker number `worker` computes.
+  /// Returns the part of each step that `worker` computes. Throws if virtual workers cannot be divided evenly.
   step::MicroBatchShare share_of(int worker) const;
 };
 

@@ -91,7 +91,7 @@ std::string start_of(const std::string& process) {
   return fields[0] == "Z" || fields[0] == "X" ? "" : fields[19];
 }
 
-/// Returns kernel boot and process namespace. Within both, a process number belongs to one process.
+/// Returns the ids of the kernel's boot and of the process namespace. Within both, a process id is unique.
 std::string this_pid_namespace() {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;

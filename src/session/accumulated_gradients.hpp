@@ -29,14 +29,14 @@ class AccumulatedGradients {
 
   /// Call it when a State was restored or reported: from then on, its models are watched.
   void watch(const StateEntries& entries);
-  /// Compares the models that are not prepared with the last call. Called when a batch begins, and before they are
-  /// asked about.
+  /// Compares the models that are not prepared with their values at the last call. Called when a batch begins, and by
+  /// unprepared().
   void look();
-  /// True if there are no accumulated gradients at this boundary, and no no_sync() scope is open. Call it when the run
-  /// is asked to stop.
+  /// True if there are no accumulated gradients at this boundary between batches, and no no_sync() scope is open. Call
+  /// it once per boundary while the run is asked to stop: last_too_long() counts the calls.
   bool none();
-  /// True if the last boundaries, too many in a row, all had accumulated gradients, so that waiting for one without is
-  /// no use. (With a learning rate of 0, each step looks like accumulation.)
+  /// True if so many boundaries in a row had accumulated gradients that it is no use to wait for one without them.
+  /// (With a learning rate of 0, each step looks like accumulation.)
   bool last_too_long() const noexcept { return boundaries_with_gradients_ > longest_accumulation; }
 
   /// Adds the accumulated gradients, averaged over the workers, to `state`, the state of the entries. Warns once if
@@ -49,7 +49,7 @@ class AccumulatedGradients {
   struct Model {
     std::vector<at::Tensor> parameters = {};
     bool accumulates = false;  ///< true if gradients were added to since the last step
-    // When look() was last called:
+    // The state when look() was last called:
     std::optional<gradients::ParameterSamples> values = {};
     std::vector<std::pair<WeakTensor, std::int64_t>> writes = {};  ///< each .grad, and torch's count of writes to it
   };

@@ -14,7 +14,7 @@ class AttemptEnd {
     if (!error_) error_ = std::make_exception_ptr(error);
     std::rethrow_exception(error_);
   }
-  /// The same, with the exception that is being handled in place of `error`.
+  /// Like end_with(), with the exception that is being handled as the `error`.
   [[noreturn]] void end_with_current() {
     if (!error_) error_ = std::current_exception();
     std::rethrow_exception(error_);

@@ -83,10 +83,10 @@ class BadNumbersWatch final : public optim::BadNumberPolicy {
   std::shared_ptr<AttemptEnd> attempt_end_;  ///< shared, since optimizers may outlive the session
   BadSteps::OptimizerStepId current_;
   std::int64_t global_step_ = -1;
-  std::map<int, std::int64_t> step_counts_;  ///< steps of each optimizer within global_step_
+  std::map<int, std::int64_t> step_counts_;  ///< by optimizer: its steps since global_step_ last changed
   std::map<int, int> in_a_row_;              ///< steps skipped in a row, by optimizer
   int skipped_ = 0;                          ///< steps skipped since the last warning
-  std::string last_skipped_;                 ///< describes the last of them, for the warning
+  std::string last_skipped_;                 ///< describes the last skipped step, for the warning
   std::optional<BadSteps::OptimizerStepId> rollback_step_;
   int optimizers_ = 0;
   std::set<WeakTensor> watched_;  ///< parameters of the prepared optimizers

@@ -64,7 +64,7 @@ void LateRanks::end_window(std::int64_t step) {
   if (begin_) {
     auto window = window_until(end);
     if (window.seconds < least_window_seconds) {
-      if (interval_ == longest_interval) return;  // the window gets longer
+      if (interval_ == longest_interval) return;  // begin_ stays, so that the window gets longer
       interval_ *= 2;
       times_.set_interval(interval_);
       next_sample_ = (step / interval_ + 1) * interval_;

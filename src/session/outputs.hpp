@@ -49,12 +49,12 @@ struct Outputs {
   /// Returns the newest committed checkpoint. Waits for the save in the background, but leaves its error to
   /// wait_for_save(). Not collective.
   std::optional<Checkpoint> wait_for_newest() const;
-  /// As wait_for_save(), but logs the error as a warning. Not collective.
+  /// Like wait_for_save(), but logs the error as a warning. Not collective.
   void wait_for_save_and_warn() noexcept;
   /// Checks that a checkpoint with this row has the score by which the best checkpoints are chosen. Throws an Error if
-  /// the score is not a number, or if no report has had it. In the middle of an epoch the latter is only a warning,
-  /// since a program may measure the score at the end of the epoch. If an earlier report had the score and this one has
-  /// not, warns once.
+  /// the score is not a number, or if no report has had it. In the middle of an epoch, a score that no report has had
+  /// is only a warning, since a program may measure the score at the end of the epoch. If an earlier report had the
+  /// score and this one has not, warns once.
   void check_score(const Json& row, bool saves, bool epoch_complete);
 
  private:

@@ -145,7 +145,7 @@ void require_positions(const step::Steps& steps) {
               "torch::NoGradGuard; session.step(batch) still weighs its batches");
 }
 
-/// Throws an Error if no report may be made now.
+/// Begins a report, and gives warnings that are due. Throws an Error if no report may be made now.
 void require_reportable(SessionState& session, bool has_state) {
   session.stopper.begin_report();
   if (session.bad_numbers) {
@@ -208,7 +208,7 @@ class Report {
   Combined exchange();
   /// Throws an Error if a callback decides by a metric that only the validation would give, too late. Collective.
   void require_own_metrics() const;
-  /// Waits for the save in the background, if this report cannot go on without. True if this report saves a checkpoint.
+  /// Waits for the save in the background, if this report must come after it. True if this report saves a checkpoint.
   /// Collective.
   bool wait_for_save_before();
   /// Returns the row of this report, the same on all workers. Collective.

@@ -102,8 +102,8 @@ std::optional<Checkpoint> choose_checkpoint(const run::ResolvedOptions& resolved
   const auto path = flags.resume == Resume::path ? run::absolute_path(flags.resume_path) : std::filesystem::path();
   const bool named =
       !path.empty() && !comm::run_on_root(control, [&] { return run.is_in_run_of_earlier_trainer(path); });
-  // PATH as a checkpoint of this run means to go back to it. Any other PATH only counts if the run has no checkpoint
-  // yet.
+  // If PATH is a checkpoint of this run, the run goes back to it. Any other PATH only counts if the run has no
+  // checkpoint yet.
   const auto own = named ? own_checkpoint(path, run, control, store) : OwnCheckpoint();
   if (own.index) store.roll_back(*own.index, own.name);
   if (auto newest = store.newest()) {

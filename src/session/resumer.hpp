@@ -46,8 +46,9 @@ class Resumer {
  private:
   /// Restores counters, the last row and the callbacks' states from this run's checkpoint. Collective.
   observe::AttemptStart restore_position(const checkpoint::RestoredCheckpoint& content);
-  /// True if the checkpoint was saved between two passes of its epoch. The checkpoint itself may say that the epoch was
-  /// complete, since only later the run has learned of further passes. Collective.
+  /// True if the checkpoint was saved between two passes of its epoch; notes their numbers in Steps::epoch. The
+  /// checkpoint itself may say that the epoch was complete, since only later the run has learned of further passes.
+  /// Collective.
   bool is_between_passes(const state::TrainingPosition& position);
   /// Reads the checkpoint again. Throws an Error (ExitCode::retry) if it has changed. Collective.
   checkpoint::RestoredCheckpoint read_again();

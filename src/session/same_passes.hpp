@@ -12,14 +12,13 @@ namespace muster::detail::session {
 
 /// Compares the options that decide which samples the workers take. The workers do not wait for each other when a pass
 /// begins, so they compare the next time they communicate: when they ask each other whether to stop, or at a report.
-/// (If gradients are averaged, these carry the requests to stop, and so the comparison is at the report.)
+/// (Averages of gradients carry the requests to stop themselves; with them, the comparison comes only at the report.)
 class SamePasses {
  public:
   /// Call it when a pass, not inside of another pass, has handed out its first batch.
   void note(const step::OpenPass& pass);
-  /// Compares if there is a pass to compare since the last comparison. Call it at a boundary inside a pass where all
-  /// workers have just communicated, so that all have called note() for this pass. Throws as require_same_passes()
-  /// does. Collective.
+  /// Compares if a pass was noted since the last comparison. Call it at a boundary inside a pass where all workers have
+  /// just communicated, so that all have called note() for this pass. Throws as require_same_passes() does. Collective.
   void compare(const Communicator& control);
   /// The options of the passes since forget(): {pass name: {option: value}}. If two passes have the same name, the last
   /// counts.

@@ -25,7 +25,7 @@ struct SessionData {
   std::map<std::string, std::shared_ptr<data::ShardState>> shards = {};
   bool has_warned_of_unsplit_data = false;
 
-  /// Returns the shard of this name. The first call makes it.
+  /// Returns the dataset's shard, which the first call makes. Throws an Error if there is no dataset of this name.
   MUSTER_INTERNAL_API std::shared_ptr<data::ShardState> shard(const std::string& name, const WorkerContext& workers);
   /// Applies the preprocessor to all datasets. Before that, loads its state from `saved`, the state in a checkpoint,
   /// or, if that is null, fits it unless it is fitted already. Of a checkpoint that is not this run's, loads the state

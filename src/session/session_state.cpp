@@ -83,7 +83,7 @@ class SessionStepListener final : public step::StepListener {
   }
 
  private:
-  /// Writes the number of passes to the run's folder, since the newest checkpoint may be older than this number.
+  /// Writes the number of passes to the run's folder, since the newest checkpoint may not have this number yet.
   void keep_passes_before_more() {
     const auto passes = session_.progress.steps->epoch.passes_before_more;
     if (std::exchange(kept_passes_, passes) == passes || !session_.workers.is_first()) return;
@@ -183,7 +183,7 @@ SessionState::~SessionState() = default;
 
 void SessionState::throw_if_ended() const {
   attempt_end->throw_if_ended();
-  if (outputs.store) comm::throw_if_alarm_raised(workers.control);  // a validation's thread may not call MPI
+  if (outputs.store) comm::throw_if_alarm_raised(workers.control);  // in a validation, the next collective throws
 }
 
 void SessionState::require_training(const char* doing) const {

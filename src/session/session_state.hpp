@@ -91,7 +91,7 @@ struct MUSTER_INTERNAL_API SessionState {
   void add_callback(std::shared_ptr<Callback> callback);
   /// Ends training if the run resumes from a checkpoint in which a callback had already ended training. Collective.
   void end_if_already_done();
-  /// Call it when the training function has returned. Collective.
+  /// Call it when the training function has returned. Throws an Error if it has not resumed a saved pass. Collective.
   void end_training();
 
  private:

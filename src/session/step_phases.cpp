@@ -41,7 +41,7 @@ void StepPhases::begin_step() noexcept {
 std::unique_ptr<at::ObserverContext> StepPhases::begin_operator(const at::RecordFunction& function) {
   auto* const phases = the_phases.load();
   if (phases == nullptr) return nullptr;
-  // Skip these: autograd wraps each of its functions in one.
+  // Skip evaluate_function: autograd wraps each of its functions in one.
   if (std::string_view(function.name()).starts_with("autograd::engine::evaluate_function")) return nullptr;
   if (function.scope() == at::RecordScope::BACKWARD_FUNCTION && !phases->is_in_backward_.exchange(true))
     phases->begin_backward();

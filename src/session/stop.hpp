@@ -27,7 +27,7 @@ class StopRequest {
   /// True if all workers know that one of them has been asked to stop. The same on each worker at the same boundary.
   bool is_known() const noexcept { return known_; }
   /// Enters the result of another collective in which the workers have exchanged their requests. After this, exchange()
-  /// counts the boundaries until it communicates from 0 again.
+  /// starts anew to count the boundaries until it communicates.
   void merge(bool any_asked) noexcept;
   /// Call it at every boundary. Asks the other workers at some boundaries until is_known(); after the first boundaries
   /// so seldom that it takes about 1% of the time. True if it has asked them now. Collective.

@@ -24,7 +24,7 @@ class Stopper {
   void watch_file(std::filesystem::path path) { file_ = StopFile(std::move(path)); }
   /// Call it when a State was reported. A stop between two reports saves the State that was noted last and still lives.
   void note_state(const std::shared_ptr<const StateEntries>& entries) { last_state_.note(entries); }
-  /// Call it when a State was restored. As note_state(), and estimates how long the first save will take.
+  /// Call it when a State was restored. Like note_state(); also estimates how long the first save will take.
   void note_restored_state(const std::shared_ptr<const StateEntries>& entries);
 
   /// Returns the State that a stop would save; null if none lives on this worker.
@@ -32,7 +32,7 @@ class Stopper {
 
   /// True if all workers know that one of them was asked to stop.
   bool is_known() const noexcept { return request_.is_known(); }
-  /// True if this worker was asked to stop, or if the remaining time is only enough to save.
+  /// True if this worker was asked to stop, or if the remaining time is only enough to save; then keeps the reason.
   bool is_asked_here();
   /// Call it at a boundary outside of a report, between two batches. If any worker was asked to stop, saves the State,
   /// if there is one, and throws. If gradients are accumulated, a checkpoint cannot hold the position in the data, or
@@ -60,8 +60,8 @@ class Stopper {
   bool should_stop();
   /// Implements Session::preemption(). Collective.
   Preemption preemption();
-  /// Call it when the training function has returned. Throws if the program was told to stop and has returned for this
-  /// reason. Collective.
+  /// Call it when the training function has returned. Removes the stop file. Throws if should_stop() or preemption()
+  /// has told the program to stop. Collective.
   void end_training();
   /// True if training has ended on request.
   bool has_stopped() const noexcept { return has_stopped_; }
@@ -69,8 +69,8 @@ class Stopper {
  private:
   /// `report`: the report that has just ended; none between two batches.
   void save_and_stop(std::optional<ReportedNow> report);
-  /// True if any worker has accumulated gradients, and all workers have time to wait for the optimizer's step.
-  /// Collective.
+  /// True if any worker has accumulated gradients or an open no_sync() scope, and all workers have time to wait for the
+  /// optimizer's step. Collective.
   bool must_wait_for_a_step();
   bool may_wait_for_a_step() const;
   /// Returns why this worker was asked to stop, for example "by SIGUSR1". `left`: the remaining time, if that is the

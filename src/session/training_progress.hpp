@@ -23,10 +23,8 @@ struct TrainingProgress {
     bool warned = false;
   } unfinished_pass = {};
   bool is_between_epochs = false;  ///< true between two epochs of the loop over session.epochs()
-  bool pass_end_is_boundary =
-      /// True if a stop is possible at the end of a pass; false for a call of an operator, which ends there with a
-      /// report.
-      true;
+  /// True if a stop is possible at the end of a pass; false for a call of an operator, which ends there with a report.
+  bool pass_end_is_boundary = true;
   std::int64_t training_iteration = 0;  ///< number of reports
   double seconds_in_earlier_jobs = 0;   ///< training time of earlier jobs of the run
   Clock::time_point began_at = Clock::now();

@@ -70,7 +70,7 @@ class Validation {
   int leader() const noexcept { return validator_.resolved().worker_count; }
   bool is_leader() const noexcept { return validator_.resolved().launch.rank() == leader(); }
   void handle(const Json& message);
-  /// For the leader: ends a validation that is over, and begins the next one.
+  /// For the leader: ends a validation that is over. Then begins the next, or tells the others that training has ended.
   void lead();
   void begin_next();
   void end_job(Validator::Decision decision);
@@ -91,7 +91,7 @@ class Validation {
   /// failed or there is no time for any. If there are none, prunes checkpoints if `prunes` is true. Sets `update_row`
   /// on rank 0. Collective.
   Json begin_finish(bool stopped, const std::optional<Error>& error, bool prunes, UpdateRow& update_row);
-  /// Returns the pending validations, each as [index, training_iteration]. Call it on rank 0.
+  /// Returns the pending validations, each as [index, training_iteration]; updates the rows of the others. On rank 0.
   Json pending(const UpdateRow& update_row);
   /// Validates the checkpoints `left`, as long as there is time, on all ranks that are not stuck. Collective over the
   /// world.
@@ -112,7 +112,7 @@ class Validation {
   mutable std::mutex rows_mutex_;
   std::set<std::int64_t> waiting_rows_ = {};  ///< training iterations whose rows wait for a result
   // For the ranks that do not train, if there is a mailbox:
-  std::shared_ptr<const ValidationContext> context_ = {};  ///< null on the other ranks
+  std::shared_ptr<const ValidationContext> context_ = {};  ///< null on ranks that train
   bool is_ending_ = false;                                 ///< true when training has ended
   // For the leader:
   std::map<int, PendingValidation> queue_ = {};  ///< by index of the checkpoint

@@ -82,7 +82,7 @@ class Validator {
   const run::ResolvedOptions& resolved() const noexcept { return *resolved_; }
   const run::RunFolder& run() const noexcept { return *run_; }
   std::filesystem::path path_of(int index) const;
-  /// Returns the pending validations by the files of the run. Updates the rows of the others.
+  /// Returns the validations that are pending, as the run's files tell. Updates the rows of those that have a result.
   std::vector<PendingValidation> pending(const UpdateRow& update_row,
                                          const std::vector<checkpoint::Rollback>& rollbacks) const;
 
@@ -100,7 +100,8 @@ class Validator {
 
   /// Tells the other ranks to wait for this validation, up to its timeout.
   void keep_others_waiting() const;
-  /// True if there is time for another validation, or, if the time has no limit, if no stop is requested.
+  /// With a limit on the time: true if there is time for a validation as slow as the slowest, but if `asked_to_stop`
+  /// only once one has succeeded. Without a limit: true unless `asked_to_stop` or a stop is requested.
   bool may_begin(bool asked_to_stop) const;
   /// Decides whether the validation goes on, or why it ends. `at_the_end`: true after training.
   Decision decide(bool at_the_end) const;
@@ -120,7 +121,7 @@ class Validator {
   /// The time since the validation began, without times in which this process was suspended. Call it often while the
   /// validation runs.
   Clock::duration elapsed() const { return ran_ + time_.until(); }
-  /// True if the validation was really given up; false if it has ended by itself meanwhile.
+  /// Gives the validation up. False if it has ended by itself meanwhile.
   bool give_up() noexcept;
 
   std::shared_ptr<const run::ResolvedOptions> resolved_;

@@ -20,7 +20,7 @@ struct JobEnd {
   bool stop_requested = false;  ///< a request to stop came while the job ran
   bool had_ranks = false;       ///< the launcher has started processes on this host
   bool grows = false;           ///< the ranks were asked to stop so that more ranks can be started
-  /// The host report.lost_host is no failure of the program: the job goes on without the host, or waits for it.
+  /// The loss of report.lost_host is no failure of the program: the job goes on without the host, or waits for it.
   bool host_is_excused = false;
 };
 

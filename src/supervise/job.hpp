@@ -29,15 +29,15 @@ class Job {
   pid_t process() const noexcept { return process_; }
   /// The launcher's stderr, for poll(); -1 when no process can write to it any more.
   int output() const noexcept { return output_; }
-  /// Returns what can be read from it now.
+  /// Returns what can be read from the launcher's stderr now.
   std::string read() { return read(output_); }
   /// The launcher's stdout, if the ranks' output and messages about lost ranks come through it; -1 if the launcher
   /// writes to our stdout directly.
   int standard_output() const noexcept { return standard_output_; }
   std::string read_standard_output() { return read(standard_output_); }
-  /// True if the launcher has ended by itself. A SIGCHLD comes when it does.
+  /// True if the launcher has ended. SIGCHLD announces its end.
   bool ended();
-  /// Return the launcher's exit code, and the signal that has ended it; the other one is 0.
+  /// Return the launcher's exit code, and the signal that has ended it. At least one of the two is 0.
   int code() const noexcept;
   int signal() const noexcept;
   /// True if /proc shows the processes of the job. It may be missing, empty, or the /proc of another container.
@@ -54,7 +54,7 @@ class Job {
   /// Stops all processes of the job, as Ctrl-Z does. If it cannot see all of them, does nothing and returns false.
   bool suspend() const;
   void resume() const;
-  /// Kills all processes of the job at once, and waits until they are gone; after some seconds it warns and goes on.
+  /// Kills all processes of the job, if need be through the launcher, and waits for their end; some seconds at most.
   void end();
 
  private:

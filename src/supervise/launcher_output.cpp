@@ -49,7 +49,7 @@ const Launcher* launcher_with_message(std::string_view first_line) {
 std::string LauncherOutput::take(std::string_view bytes) {
   std::string shown;
   for (const char c : bytes) {
-    // PRTE also writes the zero byte at the end of its text
+    // PRTE also writes the zero byte at the end of its text.
     if (std::exchange(after_message_, false) && c == '\0') continue;
     if (showing_ && c != launch::message_prefix.front()) {
       shown += c;

@@ -30,7 +30,7 @@ struct LauncherReport {
   bool loaded = false;                     ///< a rank has loaded muster's library
   bool starting = false;                   ///< a rank initialises MPI and waits for the other ranks there
   bool up = false;                         ///< the ranks have come together
-  std::optional<int> leaving = {};         ///< the exit code with which the first rank has ended the job
+  std::optional<int> leaving = {};         ///< the exit code of the first rank that has ended the job
   std::optional<std::string> silent = {};  ///< a host whose ranks do not answer the other ranks
   std::string run = {};                    ///< the folder of the run
   std::optional<int> min_workers = {};     ///< the least number of workers that the program needs

@@ -18,7 +18,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// Between two questions to a host, and before the first; one that is lost again is asked later at first.
+/// The time between two questions to a host, and before the first. A host that is lost again is first asked later.
 constexpr auto question_interval = 10s;
 constexpr auto longest_interval = 600s;  ///< the longest time before the first question
 /// A host that goes down may end a login before it has answered, while it can still be reached: it is asked again.

@@ -115,7 +115,7 @@ struct ReportedRun {
   /// nothing to do. After the first such loss it may find something: another run of the program, or more epochs of this
   /// one.
   bool is_finished_again(const JobEnd& end) {
-    if (end.report.run.empty()) return false;  // it was lost before a run was reported
+    if (end.report.run.empty()) return false;  // the start was lost before a run was reported
     const auto before = std::exchange(finished, is_finished() ? folder : fs::path());
     return !before.empty() && before == finished;
   }
@@ -314,7 +314,7 @@ class Supervision {
     else if (!launcher_.kind.uses_daemons())
       find_lost_hosts(end);
     else if (end.report.launcher_error.empty())
-      lost_.replace({});  // Slurm could use all nodes again; the next function finds those that are out of service now
+      lost_.replace({});  // Slurm may use all nodes again; leave_out_drained_nodes() finds the exceptions
     const bool enough = are_enough_without(lost_.hosts());
     if (end.report.lost_host) end.host_is_excused = enough || requirements_.waits_for_ranks;
     if (!enough) lost_.replace({});
@@ -332,7 +332,8 @@ class Supervision {
     lost_.replace(std::move(out));
   }
 
-  /// True if a lost host answers again, there are fewer ranks than requested, and the job can resume from a checkpoint.
+  /// True if a lost host answers again while fewer ranks than requested run, and the job can resume from a checkpoint.
+  /// The host is then no longer lost.
   bool should_grow(const LauncherReport& report, int ranks) {
     const auto answering = lost_.answering();
     const bool ends = report.leaving || report.lost_rank || report.returned_code;

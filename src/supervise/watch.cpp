@@ -47,7 +47,7 @@ JobEnd watch(Job& job, const Launcher& launcher, Signals& signals, Terminal& ter
   bool warned_of_start = false, warned_of_end = false;
   // The ranks write to stdout and stderr themselves; here both are only polled to learn whether their readers are gone.
   std::array<int, 2> read_by_others{STDOUT_FILENO, STDERR_FILENO};
-  // Added like output of the ranks. If nobody reads stderr, these messages wait, and in the end the ranks do, too.
+  // Adds a message like output of the ranks. If nobody reads stderr, it waits, and in the end the ranks wait, too.
   const auto say = [&](const char* level, const std::string& text) {
     terminal.add("muster: " + (level + text) + "\n");
   };
@@ -55,7 +55,7 @@ JobEnd watch(Job& job, const Launcher& launcher, Signals& signals, Terminal& ter
   auto last = Clock::now(), next_look = last;
   while (!job.ended() && !signals.stop_immediately()) {
     const auto now = Clock::now();
-    // Does not count the time in which this process was suspended, since the ranks were suspended, too.
+    // Leave out the time in which this process was suspended, since the ranks were suspended, too.
     if (const auto gap = now - std::exchange(last, now); gap >= suspension) {
       for (auto* const time : {&stop_time, &start_limit, &end_of_work})
         if (*time) **time += gap;

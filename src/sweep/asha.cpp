@@ -52,7 +52,7 @@ std::vector<RungScore> comparisons_in(const std::vector<Json>& rows, const std::
 bool continues_after_rung(double own, const std::vector<double>& all, int reduction_factor) {
   const auto factor = static_cast<std::size_t>(reduction_factor);
   auto better = std::ranges::count_if(all, [&](double other) { return other > own; });
-  // A trial without a number is worse than all others.
+  // A trial whose score is not a number (−∞) counts as worse than all others.
   if (own == -std::numeric_limits<double>::infinity()) better = std::ssize(all) - 1;
   return static_cast<std::size_t>(better) < (all.size() + factor - 1) / factor;
 }

@@ -42,7 +42,7 @@ std::vector<RungScore> comparisons_in(const std::vector<Json>& rows, const std::
                                       const std::string& metric, ScoreOrder mode);
 
 /// True if a trial with the score `own` continues after a rung. `all`: the scores at this rung so far, with its own. A
-/// trial without a number is worse than all others, even than others without a number.
+/// trial whose score is not a number counts as worse than all others, even than those whose score is no number, too.
 bool continues_after_rung(double own, const std::vector<double>& all, int reduction_factor);
 
 }  // namespace muster::detail::sweep

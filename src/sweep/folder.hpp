@@ -45,9 +45,9 @@ struct LostStarts {
 /// Returns how far the trial has come; nothing if it has no folder.
 run::RunPoints points_of(const std::filesystem::path& trial);
 
-/// Writes or replaces trial.json in the trial's folder, which is created if necessary. Call it on one rank.
+/// Writes trial.json in the trial's folder, which is made if needed; throws if the sweep's folder is gone. On one rank.
 void write_trial(const Trial& trial, const LostStarts& lost_starts = {});
-/// Returns the losses in trial.json; zero losses if it has none.
+/// Returns the losses in trial.json; zero if it has none. Throws an Error (ExitCode::data) if they are invalid.
 LostStarts read_lost_starts(const std::filesystem::path& trial);
 /// Returns the trial in trial.json; none if there is no such file. Throws an Error (ExitCode::data) if the file is
 /// invalid.

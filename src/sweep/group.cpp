@@ -73,7 +73,7 @@ class Comparison final : public Callback {
 
   bool should_stop() const override { return stopped_ || over_; }
   std::string decides_by() const override { return work_.rungs.empty() || decided_ > 0 ? "" : work_.options.metric; }
-  // The checkpoint of the report at which the decision was made holds it.
+  // The checkpoint of the report at which a decision was made holds that decision.
   Json state() const override { return {{"stopped", stopped_}, {"over", over_}, {"decided", decided_}}; }
   void load_state(const Json& state) override {
     stopped_ = state.at("stopped");
@@ -133,7 +133,7 @@ class Comparison final : public Callback {
   /// [rung]: number of the report that was compared, in this start or an earlier one; 0 if none was.
   std::vector<std::int64_t> compared_at_;
   bool stopped_ = false, over_ = false, cut_off_ = false;
-  std::int64_t decided_ = 0;  ///< number of the last report that had the metric, by itself or by its validation
+  std::int64_t decided_ = 0;  ///< number of the last report whose row or validation had the metric
 };
 
 class Group {

@@ -12,7 +12,7 @@ namespace muster::detail::sweep {
 inline constexpr const char* first_trial = "trial_00000";
 
 /// Returns the points of the run in this folder and of the trials in it. A trial that has ended well has a second
-/// entry.
+/// entry, so that its end counts as progress.
 MUSTER_INTERNAL_API run::RunPoints progress(const std::filesystem::path& folder);
 
 }  // namespace muster::detail::sweep

@@ -13,8 +13,8 @@ namespace muster {
 namespace detail::sweep {
 namespace {
 
-/// Returns a number below `count`; all are (nearly) equally likely (Lemire, 2019, without the rejection of less than
-/// count / 2^64).
+/// Returns a number below `count`; all are nearly equally likely (Lemire, 2019, without his rejection step, which has a
+/// probability below count / 2^64).
 std::uint64_t below(std::uint64_t count, std::uint64_t random) {
   __extension__ using Wide = unsigned __int128;
   return static_cast<std::uint64_t>((static_cast<Wide>(random) * count) >> 64);

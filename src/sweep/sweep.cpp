@@ -176,7 +176,7 @@ std::vector<Scores> read_scores(const SweepWork& work, const std::string& metric
 }
 
 /// Returns the settings that all trials share: the trainer's, replaced by those of --config and --set. If the Trainable
-/// is not a trainer's, only the latter are known.
+/// is not a trainer's, only those of the flags are known.
 Json common_settings(const SweepWork& work) {
   const auto& flags = work.launch.flags();
   Json settings = Json::object();
@@ -337,7 +337,7 @@ std::vector<LostStarts> find_lost_trials(std::vector<Trial>& trials, const std::
   return all;
 }
 
-/// The order in which trials are run: trials that have begun, then new trials, then lost ones.
+/// The order in which trials are run: trials that have begun, new ones, lost ones, and last those lost repeatedly.
 enum Priority { begun, fresh, lost, lost_again };
 
 std::vector<int> left_to_do(const std::vector<Trial>& trials, const std::vector<LostStarts>& lost_starts) {

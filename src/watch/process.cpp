@@ -85,7 +85,7 @@ std::string name_of(void* address) {
 std::int64_t start_time_of(pid_t process) noexcept try {
   std::istringstream fields(stat_after_name(process));
   std::string field;
-  constexpr int of_start = 20;  // after the name, from 1
+  constexpr int of_start = 20;  // number of the field of the start time, counted from 1 after the name
   for (int i = 0; i < of_start; ++i)
     if (!(fields >> field)) return 0;
   return std::strtoll(field.c_str(), nullptr, 10);

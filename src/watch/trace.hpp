@@ -12,7 +12,7 @@
 
 namespace muster::detail::watch {
 
-/// Where an event is shown.
+/// Where a viewer of the trace shows an event.
 enum class TraceTrack : std::uint8_t {
   thread,   ///< in the row of its thread, whose events are nested or do not overlap
   calls,    ///< collective calls, from this rank's arrival until the call is over; they may overlap
@@ -67,7 +67,7 @@ inline void record_until_now(TraceEvent event) noexcept {
 }
 /// Returns the clock for the begin_ns of an event that record_until_now() will end; 0 while nothing is recorded.
 inline std::int64_t trace_begin() noexcept { return is_tracing() ? trace_clock() : 0; }
-/// Returns a copy of the text that lives as long as the process, the same for the same text.
+/// Returns a copy of the text that lives as long as the process; for equal texts, the same pointer.
 const char* interned(std::string_view text);
 
 /// Records an event of this thread that lasts as long as this object, if events are recorded at its begin and its end.

@@ -48,8 +48,8 @@ std::optional<std::chrono::seconds> longest_save_of(const fs::path& run) {
 
 /// Throws an Error if `name` is no folder name: the program would refuse it, but only after waiting in the queue.
 void require_folder_name(const std::string& name) {
-  const auto cannot_be = [](unsigned char c) { return c < 0x20 || c == '/' || c == 0x7f; };
-  if (std::string_view(".- ").find(name.front()) != std::string_view::npos || std::ranges::any_of(name, cannot_be))
+  const auto is_refused = [](unsigned char c) { return c < 0x20 || c == '/' || c == 0x7f; };
+  if (std::string_view(".- ").find(name.front()) != std::string_view::npos || std::ranges::any_of(name, is_refused))
     throw Error(ExitCode::usage, "writing a batch script for the run \"" + printable(name) + "\"",
                 "it is not the name of a folder: no '/', no leading '.', '-' or space, no control characters",
                 "Choose another --name; --storage says where the run lies");

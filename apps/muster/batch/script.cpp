@@ -68,7 +68,7 @@ std::string escaped(char c) {
   return detail::formatted("\\%03o", byte);
 }
 
-/// Says why signal_lead() is as it is.
+/// Returns why signal_lead() returns its value, for a comment in the script.
 std::string reason_of_lead(const BatchOptions& options) {
   if (signal_lead(options) < least_lead || signal_lead(options) * 2 == options.time) return "half of the job's time";
   if (!options.longest_save) return "no earlier run says how long a save takes";

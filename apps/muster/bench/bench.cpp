@@ -52,8 +52,8 @@ std::string what_begins(const std::string& title, const Rounds& rounds) {
   return detail::str(title, ": at most ", left.count(), " s");
 }
 
-/// Calls `measure` for each case, to fill in the case's row, and prints the row. Also prints it if the measurement has
-/// failed or was stopped after enough rounds.
+/// Calls `measure` for each case, to fill in the case's row. Prints the row if it has enough rounds, even if the
+/// measurement then failed or was stopped. Throws an Error at the end if the machine was too noisy in some case.
 void measure_each(const Options& options, bool speaks, const std::function<void(Row&)>& measure) {
   std::vector<std::string> noisy;
   {
@@ -186,7 +186,7 @@ void measure_case(const Entry& entry, const Benchmark& benchmark, const Options&
   auto inside = measurement;
   if (benchmark.measure_in_process) {
     inside.rounds.most = options.rounds > 0 ? options.rounds : 31;
-    // The rest of the time is for the peers.
+    // Leave three fifths of the time for the peers.
     if (inside.rounds.end && peers) *inside.rounds.end -= benchmark.time * 3 / 5;
   }
   const auto stopped = tool::InterruptGuard::has_come;

@@ -108,7 +108,7 @@ void time_own_loop(bool prepared, int steps) {
   MPI_Finalize();
 }
 
-/// Only loads libtorch, with this program, and starts MPI.
+/// The least that a job of this program does: libtorch is loaded with it, and MPI is started.
 void load() {
   int rank = 0;
   MPI_Init(nullptr, nullptr);

@@ -13,7 +13,7 @@ namespace muster::bench {
 
 inline constexpr const char* description = "Measure muster beside MPI, torch's DDP and the machine itself";
 
-/// A benchmark as a command.
+/// A benchmark, as a command of `muster bench`.
 struct Entry {
   const char* name;
   const char* description;

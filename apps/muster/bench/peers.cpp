@@ -20,7 +20,7 @@ void write(const std::filesystem::path& path, const char* text) {
     throw Error(ExitCode::retry, "writing " + path.string(), "the disk does not take it", "Name another with TMPDIR");
 }
 
-/// The command with a Launch's settings of malloc.
+/// Returns the command with variables that set malloc as a Launch does.
 Command with_malloc(Command command) {
   for (const auto& [name, value] :
        {std::pair{"MALLOC_MMAP_MAX_", "0"}, {"MALLOC_TRIM_THRESHOLD_", "2000000000"}, {"MALLOC_TOP_PAD_", "67108864"}})
@@ -30,7 +30,7 @@ Command with_malloc(Command command) {
 
 double step_ms(const Finished&, const nlohmann::ordered_json& result) { return result.at("step_ms"); }
 
-/// Adds a program with a loop of its own, which has no Launch: as it is, and with the settings of malloc.
+/// Adds a program with a loop of its own, which has no Launch: as it is, and with a Launch's settings of malloc.
 void add_own_loop_with_malloc(Row& row, int ranks, const std::string& steps, const Measurement& measurement) {
   auto own_loop = on_ranks(ranks, {"job", "own-loop", row.name, steps});
   own_loop.environment.emplace_back("OMP_NUM_THREADS", "1");

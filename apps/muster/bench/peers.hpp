@@ -22,10 +22,10 @@ class Peers {
   /// loopback device. None if no Python with torch is found.
   std::optional<Program> torchrun(const std::string& name, int ranks, const std::vector<std::string>& arguments,
                                   const std::vector<std::string>& flags = {}) const;
-  /// Returns the same job under mpirun on the hosts; none if no Python with torch is found.
+  /// Returns torchrun()'s job under mpirun on the hosts; none if no Python with torch is found.
   std::optional<Program> ddp_over_gloo(const std::string& name, int ranks,
                                        const std::vector<std::string>& arguments) const;
-  /// Returns the same job under mpirun with DDP over muster; none if no Python with torch and muster_torch is found.
+  /// Returns torchrun()'s job under mpirun, with DDP over muster; none if no Python has torch and muster_torch.
   std::optional<Program> ddp_over_muster(const std::string& name, int ranks,
                                          const std::vector<std::string>& arguments) const;
   /// Returns the job with this name under Ray Train; none if no Python with Ray is found.
@@ -39,7 +39,7 @@ class Peers {
 };
 
 /// Adds torch's DDP to a row of `step`: over gloo, on one host with and without muster's malloc settings, and over
-/// muster. A row for a loop of its own gets instead that loop with these settings beside it; a row that no peer has
+/// muster. To a row of a program with its own loop, adds that program with these settings instead. A row without a peer
 /// gets a note.
 void add_step_peers(Row& row, const Options& options, const Measurement& measurement);
 

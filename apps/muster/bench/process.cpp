@@ -69,7 +69,7 @@ void end_orphans() {
   }
 }
 
-/// A process with its process group and the orphans of both. The destructor ends them all.
+/// A child process with its process group and their orphans. The destructor ends them all.
 class Child {
  public:
   Child(const Command& command, int out, int err);

@@ -20,7 +20,7 @@ Command on_ranks(int ranks, const std::vector<std::string>& arguments, const std
 /// Returns any program with its arguments, started in this way.
 Command under_mpirun(int ranks, const std::vector<std::string>& words, const std::string& hosts = {});
 
-/// The same under `muster run`, which may start the ranks once more.
+/// Returns `muster-bench ARGUMENTS…` on `ranks` ranks under `muster run`, which may start the ranks once more.
 Command supervised(int ranks, const std::vector<std::string>& arguments);
 
 /// Returns a Python that has these modules: that of $VIRTUAL_ENV, that of build/venv beside this program's build, or

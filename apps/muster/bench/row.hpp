@@ -29,7 +29,7 @@ struct Comparison {
   std::string peer;
   double ratio = 0;  ///< median over the rounds of muster / peer; muster is faster if it is below 1; NaN without rounds
   Interval interval;
-  int rounds = 0;  ///< number of rounds that both have
+  int rounds = 0;  ///< number of rounds that muster and the peer both have
 };
 
 /// Figures of muster's passes over a dataset.

@@ -131,7 +131,7 @@ Training with_mpi(Session& session, const StepCase& job) {
 struct Way {
   const char* name;
   Training (*make)(Session&, const StepCase&);
-  bool averages;  ///< true if it averages gradients; all such ways must have equal weights after a step, on every rank
+  bool averages;  ///< true if it averages in full precision; after a step all such ways must have equal weights
 };
 
 constexpr std::array<Way, 7> ways{{{ours, with_muster, true},
@@ -141,7 +141,7 @@ constexpr std::array<Way, 7> ways{{{ours, with_muster, true},
                                    {"fused", with_fused_optimizer, true},
                                    {twin, with_muster, true},
                                    {"no_communication", without_communication, false}}};
-/// Over several nodes.
+/// The ways over several nodes.
 constexpr std::array<Way, 7> ways_over_nodes{{{ours, with_muster, true},
                                               {"mpi", with_mpi, true},
                                               {"no_thread", with_thread<false>, true},
@@ -187,9 +187,9 @@ int steps_per_round(std::vector<Training>& trainings, const Communicator& commun
   return std::clamp(static_cast<int>(std::lround(round_ms / slowest)), 1, 1000);
 }
 
-/// The messages of an all-reduce of a model's gradients and nothing else: each rank sends its part of S bytes to every
-/// other rank, and then its own part to all of them, from memory and into memory that does not change. No sum is
-/// formed.
+/// Only the messages of an all-reduce of a model's gradients: each rank sends to every other rank that rank's part, and
+/// then its own part to all of them. Each message is sent from the same memory as before and received into the same
+/// memory. No sum is formed.
 class BareExchange {
  public:
   explicit BareExchange(const fashion::Classifier& model) {

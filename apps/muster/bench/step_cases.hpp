@@ -22,7 +22,7 @@ inline constexpr std::array<StepCase, 6> step_cases{{{"mlp batch 64", "mlp", 64}
                                                      {"cnn", "cnn", 64},
                                                      {"resnet18", "resnet18", 64}}};
 
-/// The cases of a program with a loop of its own, with a plain optimizer and with a prepared one. They train this case.
+/// A program with a loop of its own trains own_loop_model, with a plain optimizer or with a prepared one.
 inline constexpr const char* own_loop_case = "own loop";
 inline constexpr const char* own_loop_prepared_case = "own loop prepared";
 inline constexpr const char* own_loop_model = "mlp50 batch 64";

@@ -122,7 +122,7 @@ def first_step():
 
 
 def recover(folder, parallel, newest, save, rank, ranks):
-    """Saves every 20 steps; the last rank kills itself after 70. In the second life the first step is what counts."""
+    """Saves every 20 steps; the last rank kills itself after 70. The restart is timed up to its first step."""
     note = os.path.join(folder, "killed")
     training = Training("mlp", 64, parallel)
     saved = newest()
@@ -180,7 +180,7 @@ def torch_save(state, path):
 
 
 def dcp_save(state, path):
-    import torch.distributed.checkpoint as dcp  # which takes a while
+    import torch.distributed.checkpoint as dcp  # only here, since importing it takes a while
 
     dcp.save(state, checkpoint_id=path)
     if dist.get_rank() == 0:
@@ -193,7 +193,7 @@ def torch_load(state, path):
 
 
 def time_checkpoints(method, folder, megabytes, tensors, times=3):
-    """The slowest rank's, from a barrier on; the first of them warms up."""
+    """Times saves or loads from a barrier on. The slowest rank counts; the first time is a warm-up and is dropped."""
     torch.set_num_threads(1)
     torch.manual_seed(1)
     state = {f"t{i:03}": torch.rand(megabytes * 1_000_000 // 4 // tensors) for i in range(tensors)}

@@ -7,8 +7,8 @@
 
 namespace muster::tool::report {
 
-/// A list of buckets, each with the same number of consecutive values. When there are too many buckets, neighbours are
-/// merged, so that memory does not grow with the series. A Bucket has merge(const Bucket& later).
+/// A list of buckets with the same number of consecutive values; the last may have fewer. When there are too many,
+/// neighbours are merged, so that memory does not grow with the series. A Bucket has merge(const Bucket& later).
 template <class Bucket>
 class Buckets {
  public:

@@ -36,8 +36,8 @@ class Curve {
 
   /// `value`: NaN for a value that is not finite; the curve then has a gap.
   void add(const Position& position, double value);
-  /// Returns the first and the last point, and at most 3 for each of `most_buckets` buckets: the lowest value, the
-  /// highest value and a gap.
+  /// Returns the curve with its first and last point, and at most 3 points for each of `most_buckets` buckets: the
+  /// lowest value, the highest value and a gap.
   Json to_json(std::size_t most_buckets);
 
  private:

@@ -194,7 +194,7 @@
     return model;
   }
 
-  /** What a chart needs: its element, lines() as [{points, colour, width, dash}], and what to do at a place. */
+  /** A chart in `holder`. lines() returns [{points, colour, width, dash}]; showAt(x) gets the x of the cursor. */
   class Chart {
     constructor(holder, title, {lines, bars = false, text = numberText, showAt = () => {}}) {
       Object.assign(this, {holder, lines, bars, text, showAt, graph: null, isSeen: false, window: null});
@@ -290,7 +290,7 @@
     }
   }
 
-  /** Charts are drawn when they come into sight. */
+  /** Charts are drawn when they come into sight, since a page may have many. */
   const observer = new IntersectionObserver((entries) => {
     for (const entry of entries) {
       const chart = charts.find((one) => one.holder === entry.target);
@@ -312,7 +312,7 @@
   const shownWith = (group, name) => runs.map((run, i) => ({run: i, curve: run[group][name]}))
     .filter(({run, curve}) => curve && view.shown.has(run));
 
-  /** A card with the curve of one name in all runs, and a table of their values at the cursor. */
+  /** A card with the runs' curves of one name, and a table of the curves' values at the cursor. */
   function curveCard(group, name, title, text = numberText) {
     const holder = element('div', {class: 'chart'}), values = element('table', {class: 'values'});
     const notes = element('div');
@@ -789,7 +789,7 @@
     applyTheme();
   }
 
-  /** Canvases do not follow the width of the paper. */
+  /** Sets the charts to a width that fits on paper, since a canvas does not follow the width of the paper. */
   function setPrinting(isNow) {
     isPrinting = isNow;
     for (const chart of charts) {

@@ -15,7 +15,7 @@ Json read_run(const std::filesystem::path& run, const std::string& name, const B
 
 /// Returns the table of a sweep.
 Json read_sweep(const std::filesystem::path& sweep, const std::string& name);
-/// Returns the folders of the trials that have begun, in the order of trials.
+/// Returns the folders of the trials that have begun, in order. Throws an Error if the sweep's folder cannot be read.
 std::vector<std::filesystem::path> trials_of(const std::filesystem::path& sweep);
 
 }  // namespace muster::tool::report

@@ -11,7 +11,7 @@
 namespace muster::detail::supervise {
 namespace {
 
-// It prints the job's events, each with the seconds since the job began, and a last line:
+// flux run prints the job's events, each with the seconds since the job began, and a last line:
 //   2.134s: flux-shell[0]: FATAL: doom: fit: task rank 1 on host n2 failed and exit-on-error is set
 //   2.250s: job.exception type=exec severity=0 fit: task rank 1 on host n2 failed and exit-on-error is set
 //   2.250s: job.exception type=node-failure severity=2 node failure on n2 (shell rank 1)

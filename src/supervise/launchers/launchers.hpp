@@ -69,8 +69,8 @@ class Launcher {
   std::filesystem::path find(const std::string& mpi) const;
   /// Returns the arguments of the program for this start, up to the program that the ranks run.
   virtual std::vector<std::string> words(const Start& start) const = 0;
-  /// Returns variables to set for it, unless the user has set them. Arguments of ssh ("-l root") are added to the
-  /// user's.
+  /// Returns variables to set for the program, unless the user has set them. Arguments of ssh ("-l root") are added to
+  /// the user's.
   virtual Variables settings(const Start&) const { return {}; }
 
   // The following functions are called for every launcher, whichever is used: mpirun may start its daemons through
@@ -87,11 +87,11 @@ class Launcher {
   /// Reads the text between the two rules into the report.
   virtual void read_message(const std::string& /*text*/, LauncherReport&) const {}
 
-  /// Returns how long the launcher may take to end once a rank has ended the job or has failed, since it may wait for a
-  /// daemon on a node that does not answer; none if there is no limit. After its training, a program may run as long as
-  /// it likes.
+  /// Returns how long the launcher may take to end once a rank has ended the job or was lost, or has failed (if
+  /// leaves_ranks is true), since it may wait for a daemon on a node that does not answer; none if there is no limit.
+  /// After its training, a program may run as long as it likes.
   std::optional<std::chrono::seconds> patience(const LauncherReport& report) const;
-  /// Makes the launcher end at once the ranks that are not descendants of it on this host.
+  /// Makes the launcher end, at once, the ranks that are not its descendants on this host.
   virtual void end(pid_t process) const { ::kill(process, SIGTERM); }
   /// Ends what earlier starts, whose launchers were `processes` on `host`, may have left. Returns variables for the
   /// next start.
@@ -114,7 +114,7 @@ struct FoundLauncher {
   std::string mpi = {};  ///< see Start::mpi
 };
 
-/// Without --hosts, returns flux run in a Flux instance, and srun in a Slurm job on several nodes, or of Cray MPICH;
+/// Without --hosts, returns flux run in a Flux instance, and srun in a Slurm job on several nodes, or with Cray MPICH;
 /// otherwise the mpirun or mpiexec that belongs to the MPI library. `mpi`: see Start::mpi.
 const Launcher& launcher_for(const SuperviseOptions& options, const Environment& environment, const std::string& mpi);
 /// Finds the launcher for a job with these options. Throws an Error (ExitCode::missing_package) if there is none.

@@ -43,7 +43,7 @@ bool read_task(const std::string& text, LauncherReport& report) {
   const auto fact = text.find(": ", static_cast<std::size_t>(end));
   if (fact == std::string::npos) return true;
   const int signal = signal_named(std::string_view(text).substr(fact + 2));
-  // Keep the first failure. But srun sends SIGTERM to all other tasks when one task has failed, so SIGTERM is replaced.
+  // Keep the first failure. But srun sends SIGTERM to all other tasks when one task has failed, so replace SIGTERM.
   const bool replaces = report.lost_rank && report.lost_rank->signal == SIGTERM && signal != SIGTERM;
   if (report.failed_rank && !replaces) return true;
   report.failed_rank = rank;
@@ -66,7 +66,7 @@ struct Part {
   int group = -1;  ///< number of the component; -1 in other jobs
 };
 
-/// Returns how many nodes of a Slurm job the ranks need, of those that are not lost.
+/// Returns how many of the Slurm job's nodes the ranks need, without the lost nodes.
 int nodes_for(const Start& start) {
   const auto& options = start.options;
   const int all = nodes_of_job(start.environment), left = all - static_cast<int>(start.lost.size());
@@ -166,7 +166,7 @@ class Srun : public Launcher {
   }
 
   Variables settings(const Start& start) const override {
-    // srun does not take this number from the job by itself. It refuses a start if the number leaves no room for the
+    // srun does not take the CPUs per task from the job by itself. It refuses a start if they leave no room for the
     // ranks.
     const char* const cpus = start.environment("SLURM_CPUS_PER_TASK");
     const auto tasks = tasks_of_job(start.environment);
