@@ -3,12 +3,17 @@
 //   restarts --draw SEED --plain FILE                      plays the undisturbed run and writes its end to FILE
 //   mpirun -n RANKS restarts --draw SEED --start N --want FILE --name NAME --storage FOLDER
 // How start N ends is drawn too, and noted in FILE.ending; the fourth start is not interrupted. A start that finishes
-// the run compares it, notes this in FILE.compared, and ends with 1 if it differs.
+// the run compares it, notes this in FILE.compared, and ends with 1 if it differs. With MUSTER_TEST_EXCHANGE=nodes each
+// rank is told that it is alone on a node, with "pairs" that the first node has one rank and each other node two; then
+// some ranks are killed in the middle of an exchange between nodes.
+#include "comm/mpi_scope.hpp"
 #include "muster/muster.hpp"
 #include "soak/dice.hpp"
+#include "soak/driver.hpp"
 #include "soak/net.hpp"
 
 #include <ATen/ATen.h>
+#include <mpi.h>
 #include <signal.h>
 #include <torch/nn.h>
 #include <torch/nn/utils/clip_grad.h>
@@ -16,8 +21,10 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <fstream>
 #include <memory>
 #include <optional>
@@ -26,6 +33,19 @@
 #include <type_traits>
 #include <utility>
 #include <vector>
+
+namespace {
+
+/// The process ends itself at this call of MPI_Isend, counted from now on; 0 if at none.
+std::atomic<int> last_message{0};
+
+}  // namespace
+
+extern "C" int MPI_Isend(const void* data, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm,
+                         MPI_Request* request) {
+  if (last_message > 0 && --last_message == 0) ::raise(SIGKILL);
+  return PMPI_Isend(data, count, type, to, tag, comm, request);
+}
 
 namespace muster::soak {
 namespace {
@@ -110,10 +130,17 @@ Plan draw_plan(std::uint64_t seed) {
 /// How a start ends.
 struct Ending {
   enum class Way { none, kill, raise, raise_everywhere, stop } way = Way::none;
-  enum class Place { before, after_backward, after_step, after_report } place = Place::before;
+  enum class Place { before, after_backward, after_step, after_report, in_messages } place = Place::before;
   std::int64_t batch = 0;
   int rank = 0;
+  int message = 0;  ///< with in_messages: the one at which it ends, counted from the beginning of the batch
 };
+
+/// The nodes that the ranks are told of, "nodes" or "pairs"; empty for the machine's own.
+std::string pretended_nodes() {
+  const char* const ways = std::getenv("MUSTER_TEST_EXCHANGE");
+  return ways == nullptr ? "" : ways;
+}
 
 /// Moves some endings to the report between two passes.
 void move_ending(Ending& ending, const Plan& plan, std::int64_t first, Dice& dice) {
@@ -141,6 +168,10 @@ Ending draw_ending(const Choice& choice, const Plan& plan, std::int64_t first, i
   ending.batch = first + dice.below(static_cast<int>(dice.chance(0.7) ? (batches - first + 1) / 2 : batches - first));
   ending.rank = dice.below(ranks);
   if (plan.passes > 1) move_ending(ending, plan, first, dice);
+  if (ending.way == Way::kill && ranks > 1 && !pretended_nodes().empty() && dice.chance(0.7)) {
+    ending.place = Ending::Place::in_messages;
+    ending.message = dice.chance(0.5) ? dice.between(1, 12) : dice.between(1, 60);
+  }
   return ending;
 }
 
@@ -251,6 +282,7 @@ class Trainee {
     const auto due = [&](int every) { return every > 0 && update % every == 0; };
     if (first) optimizer_->zero_grad();
     end(Ending::Place::before);
+    end(Ending::Place::in_messages);
     if (first && !plain_ && due(plan_.exception)) {
       auto loss = loss_of(batch);
       loss.register_hook([](const at::Tensor&) { throw Thrown(); });
@@ -307,6 +339,10 @@ class Trainee {
     ended = true;
     static const char* const ways[] = {"", "kill", "raise", "raise", "stop"};
     std::ofstream(choice_.want + ".ending") << ways[static_cast<int>(ending_.way)] << '\n';
+    if (place == Ending::Place::in_messages) {
+      last_message = ending_.message;
+      return;
+    }
     if (ending_.way == Ending::Way::kill) ::raise(SIGKILL);
     if (ending_.way == Ending::Way::stop)
       ::raise(SIGUSR1);
@@ -364,7 +400,13 @@ Dataset make_dataset(std::int64_t samples, int inputs, std::uint64_t seed) {
 
 int main(int argc, char** argv) {
   using namespace muster;
-  Launch launch(argc, argv);
+  const auto nodes = soak::pretended_nodes();
+  std::optional<detail::comm::MpiScope> mpi;
+  if (!nodes.empty()) mpi.emplace();
+  const auto node_of = [&](int rank) { return nodes == "nodes" ? rank : (rank + 1) / 2; };
+  std::optional<Launch> made;
+  mpi ? made.emplace(argc, argv, soak::on_nodes(mpi->world(), node_of)) : made.emplace(argc, argv);
+  auto& launch = *made;
   soak::Choice choice;
   launch.app().add_option("--draw", choice.seed);
   launch.app().add_option("--start", choice.start);
