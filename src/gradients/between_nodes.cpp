@@ -1,5 +1,7 @@
 #include "gradients/between_nodes.hpp"
 
+#include "base/log.hpp"
+#include "base/text.hpp"
 #include "comm/hierarchy.hpp"
 #include "group/buffer.hpp"
 #include "node/kernels.hpp"
@@ -15,8 +17,11 @@
 namespace muster::detail::gradients {
 namespace {
 
-/// Enough that the network always has something to do.
-constexpr std::size_t most_under_way = 8;
+/// Returns how many chunks of this size are exchanged at a time: enough that the network always has something to do,
+/// while a leader has received at most about 64 MiB that are not reduced yet.
+std::size_t most_under_way(std::size_t chunk_bytes) {
+  return std::clamp<std::size_t>((std::size_t{64} << 20) / chunk_bytes, 2, 8);
+}
 
 /// Exchanges of gradients have the second half of the numbers: the sum of the notes uses the same communicator.
 constexpr unsigned half = comm::SliceExchange::numbers / 2;
@@ -34,7 +39,13 @@ BetweenNodes::BetweenNodes(Communicator communicator, node::BucketReduction& red
       reduction_(reduction),
       send_as_(send_as),
       keep_(std::move(keep)),
-      notes_(new std::vector<float>(parameters + note_count + word_bits)) {}
+      notes_(new std::vector<float>(parameters + note_count + word_bits)) {
+  const auto [bytes, leaders] = chunking(communicator_);
+  if (communicator_.rank() == 0)
+    log::debug(str("gradients cross ", counted(communicator_.topology().num_nodes, "node"), " in chunks of ",
+                   bytes >> 10, " KiB, each from every node to every other, ", most_under_way(bytes),
+                   " at a time by each of ", counted(leaders, "leader"), " of a node"));
+}
 
 void BetweenNodes::begin(bool left, Flags flags, double weight) {
   for (auto& led : led_) led.exchange.reset();
@@ -196,7 +207,7 @@ bool BetweenNodes::advance(Progress& progress, bool writes_results) {
 bool BetweenNodes::advance() {
   const at::NoGradGuard no_grad;
   bool any = false;
-  while (exchanged_.begun - exchanged_.finished < most_under_way &&
+  while (exchanged_.begun - exchanged_.finished < most_under_way(chunking(communicator_).bytes) &&
          reduction_.next_own([&](const auto& chunk, auto data) { start(chunk, data); }))
     any = true;
   return advance(exchanged_, !left_) || any;
@@ -221,7 +232,8 @@ bool BetweenNodes::finish(const FusableGradients::ChunkStep* step) {
   if (!left_) return exchanged && reduction_.finish() && summed_.done();
   if (!summed_.done()) return false;
   if (ends_with_nothing()) return exchanged && reduction_.finish();
-  while (ended_.begun < exchanged_.finished && ended_.begun - ended_.finished < most_under_way)
+  while (ended_.begun < exchanged_.finished &&
+         ended_.begun - ended_.finished < most_under_way(chunking(communicator_).bytes))
     start_end(ended_.begun++, step);
   advance(ended_, step == nullptr);
   return exchanged && ended_.finished == exchanged_.finished && reduction_.finish();
