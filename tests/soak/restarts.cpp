@@ -401,7 +401,7 @@ Dataset make_dataset(std::int64_t samples, int inputs, std::uint64_t seed) {
 int main(int argc, char** argv) {
   using namespace muster;
   const auto nodes = soak::pretended_nodes();
-  std::optional<detail::comm::MpiScope> mpi;
+  std::optional<muster::detail::comm::MpiScope> mpi;
   if (!nodes.empty()) mpi.emplace();
   const auto node_of = [&](int rank) { return nodes == "nodes" ? rank : (rank + 1) / 2; };
   std::optional<Launch> made;
