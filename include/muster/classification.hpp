@@ -55,7 +55,8 @@ class MUSTER_API SampleMetric {
  public:
   void reset() noexcept;
 
-  /// Refers to this object. Each rank saves its own; at another number of ranks, the first rank gets the total of all.
+  /// Refers to this object. Each rank saves its own; at another number of ranks, the first rank gets the total of all,
+  /// and the other ranks get an empty metric.
   operator StateEntry();
 
  protected:
@@ -154,8 +155,9 @@ class MUSTER_API MeanIoU : public SampleMetric {
 
 /// The area under the ROC curve of two classes: the probability that a sample of class 1 has a larger score than one of
 /// class 0, where equal scores count half (the Mann-Whitney statistic; Hanley and McNeil 1982,
-/// doi:10.1148/radiology.143.1.7063747). It is exact, for whole numbers too: it keeps the scores of all samples, about
-/// 30 bytes each, and a report gathers them. Undefined if one of the classes is missing or a score is NaN.
+/// doi:10.1148/radiology.143.1.7063747). It is exact, also for whole numbers that a double cannot hold: it keeps the
+/// scores of all samples, 32 bytes each, and a report gathers them. Undefined if one of the classes is missing or a
+/// score is NaN.
 class MUSTER_API AUC : public SampleMetric {
  public:
   AUC();

@@ -39,7 +39,8 @@ struct GradBucket {
   const at::Tensor gradients;
   /// Views of `gradients`: one for each parameter, in its shape.
   const std::vector<at::Tensor> views;
-  /// The bucket's number among the model's buckets, which are averaged one after the other.
+  /// The bucket's number among the model's buckets, from 0 on. They are averaged in this order; `last` marks the last
+  /// one.
   const std::size_t index = 0;
   const bool last = false;
   /// The hook's own data, kept for this bucket from one backward() to the next. Empty at first, and again when the

@@ -30,7 +30,8 @@ struct ConvertOptions {
   std::vector<std::pair<std::string, double>> split = {};
   /// Shuffles the samples first with this seed; the order is the same on every machine.
   std::optional<std::uint64_t> shuffle = {};
-  /// Keeps only this many samples of each value of the last column: the first ones after the shuffle.
+  /// Keeps only this many samples of each value of the last column: the first ones, in the shuffled order if `shuffle`
+  /// is set.
   std::optional<std::int64_t> per_class = {};
   /// For CSV: true if the first line of each file is a header. Empty: it is a header if its last field is not a number;
   /// a warning says so if the line could be either.
@@ -66,19 +67,19 @@ MUSTER_API std::vector<std::filesystem::path> convert_npz(const std::vector<std:
 /// Comma-separated numbers: the last field of a line is the target, the fields before it are the features. Features are
 /// float32, and so is the target, unless all of it is written as integers: then it is int64. A column with a whole
 /// number above 2^24, which float32 may not hold, is int64 if all its values are whole (1e2 is), and float64 if they
-/// are not. Numbers with a fraction do not count. ConvertOptions::types decides otherwise, and ConvertOptions::header
-/// says whether the first line is a header. Several files are concatenated; the numbers of all of them are held in
-/// memory, 8 bytes each.
+/// are not. Numbers above 2^24 with a fraction do not change the type. ConvertOptions::types decides otherwise, and
+/// ConvertOptions::header says whether the first line is a header. Several files are concatenated; the numbers of all
+/// of them are held in memory, 8 bytes each.
 MUSTER_API std::vector<std::filesystem::path> convert_csv(const std::vector<std::filesystem::path>& inputs,
                                                           const std::filesystem::path& output,
                                                           const ConvertOptions& options = {});
 
 /// One HDF5 file, "FILE.h5[:/group]", whose columns may have any layout and any filters that can be decoded here. They
-/// keep their types, in this machine's byte order, their attributes that hold numbers, booleans or strings, and the
-/// names of their dimensions (dimension scales, as NetCDF has them); enumerations become their integers. A copy in
-/// order holds about 80 MB in memory, or as much as the largest chunk, and decodes each chunk once, unless the chunks
-/// of the same rows are larger than 64 MB together. A shuffled copy holds 256 MB more. It reads the input again for
-/// every 256 MB that it writes, or for a field of compound values, for every 64 MB of these values.
+/// keep their types, in this machine's byte order, their attributes that hold numbers, booleans or strings (up to 1 MB
+/// and 1024 strings), and the names of their dimensions (dimension scales, as NetCDF has them); enumerations become
+/// their integers. A copy in order holds about 80 MB in memory, or as much as the largest chunk, and decodes each chunk
+/// once, unless the chunks of the same rows are larger than 64 MB together. A shuffled copy holds 256 MB more. It reads
+/// the input again for every 256 MB that it writes, or for a field of compound values, for every 64 MB of these values.
 MUSTER_API std::vector<std::filesystem::path> convert_h5(const std::vector<std::filesystem::path>& inputs,
                                                          const std::filesystem::path& output,
                                                          const ConvertOptions& options = {});

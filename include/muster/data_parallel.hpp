@@ -49,7 +49,7 @@ struct DataParallelOptions {
 /// Errors are thrown as muster::Error. Those of save() and load(), and of options that differ, are the same on all
 /// ranks. After an exception in backward() that all ranks catch, call zero_grad() on all of them and go on. If an
 /// exception ends the life of this object on one rank, the waits of the other ranks throw a RemoteError at once, which
-/// names that rank.
+/// names the rank with the exception.
 ///
 /// Calls are made on MPI's main thread below MPI_THREAD_SERIALIZED, and always by one thread at a time.
 class MUSTER_API DataParallel {

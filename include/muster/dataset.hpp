@@ -78,7 +78,7 @@ class MUSTER_API Batch {
   /// the batch, whatever set() adds.
   at::Tensor& operator[](std::string_view name);
   const at::Tensor& operator[](std::string_view name) const;
-  /// Adds or replaces a column.
+  /// Adds a column, or replaces the one of that name. Does not check the number of rows.
   void set(std::string name, at::Tensor value);
   bool contains(std::string_view name) const noexcept;
 
@@ -114,14 +114,15 @@ struct DatasetOptions {
   /// Bytes of memory for values that must be decoded or converted, on every rank that reads them. Must be the same on
   /// all ranks. If all decoded chunks fit, the ranks of a node keep them once, in /dev/shm, instead of once per rank:
   /// see Dataset. Contiguous columns and chunks without filters need none: they are read directly from the file.
-  /// Decoded chunks are kept as long as there is room; the one that was used least recently goes first. A chunk that
-  /// is read in order, or whole by a batch, stays only when it comes again. If a column of such chunks does not fit,
-  /// BatchOptions::shuffle takes an order that reads each chunk once. Columns that HDF5 must convert (numbers of fewer
-  /// bits than their bytes have, say) or decode (a filter that muster does not know) are read once, whole, and kept if
-  /// they fit. If not, HDF5 keeps some chunks, and values without chunks are read batch by batch, slowly if shuffled.
-  /// If the files are larger than the memory of the node or of the job's control group, BatchOptions::shuffle reads
-  /// encoded chunks of 64 KB or more past the page cache. Until they are decoded they take up to max(cache_bytes / 4,
-  /// 64 MB) beside cache_bytes. Each size of chunks has its own blocks of memory: up to 16 MB, or one larger chunk.
+  /// Decoded chunks are kept as long as there is room; then a chunk whose samples the pass has all read is dropped
+  /// first, or else the one that was used least recently. A chunk that is read in order, or whole by one batch, is kept
+  /// only from the second time on. If the decoded chunks of a column do not fit, BatchOptions::shuffle takes an order
+  /// that reads each chunk once. Columns that HDF5 must convert (numbers of fewer bits than their bytes have, say) or
+  /// decode (a filter that muster does not know) are read once, whole, and kept if they fit. If not, HDF5 keeps some
+  /// chunks, and values without chunks are read batch by batch, slowly if shuffled. If the files are larger than the
+  /// memory of the node or of the job's control group, BatchOptions::shuffle reads encoded chunks of 64 KB or more past
+  /// the page cache. Until they are decoded they take up to max(cache_bytes / 4, 64 MB) beside cache_bytes. Chunks of
+  /// each size get their memory in blocks of up to 16 MB, or of one chunk if it is larger.
   std::int64_t cache_bytes = std::int64_t{1} << 30;
 };
 
@@ -131,7 +132,7 @@ struct WindowOptions {
   std::vector<std::int64_t> size;
   /// The distance from one window to the next; 0, or an empty list: the window's size, so that windows do not overlap.
   std::vector<std::int64_t> stride = {};
-  /// How many more values a window gets on both sides, at most as many as the dimension has; empty: none. Beyond the
+  /// How many more values a window gets on each side, at most as many as the dimension has; empty: none. Beyond the
   /// ends of the array they are NaN, or 0 in a column without NaN.
   std::vector<std::int64_t> margin = {};
   /// "FILE:/NAME", a variable with some of the first one's dimensions. A window is left out unless at least
@@ -158,8 +159,8 @@ struct RaggedOptions {
   std::string offsets = "offsets";
   /// Further columns, each [samples, …], such as labels.
   std::vector<std::string> columns = {};
-  /// The number behind the end of a sample that is shorter than the longest one of its batch. The types of all `values`
-  /// must be able to hold it.
+  /// The number that fills a sample up to the length of the longest one of its batch. The types of all `values` must be
+  /// able to hold it.
   at::Scalar padding = 0;
   /// Values of a sample beyond this length are left out; empty: none are.
   std::optional<std::int64_t> max_length = {};
@@ -168,7 +169,8 @@ struct RaggedOptions {
   std::int64_t cache_bytes = std::int64_t{1} << 30;
 };
 
-/// A worker's share of a stream: the rows of `worker`, 0 … workers − 1, which no other worker gets.
+/// A worker's share of a stream: the rows of `worker`, 0 … workers − 1, which no other worker gets. If the stream is
+/// not split (DataConfig), each worker gets share 0 of 1.
 struct StreamShard {
   int worker = 0;
   int workers = 1;
@@ -177,8 +179,9 @@ struct StreamShard {
   /// epoch, the number of the pass in the epoch, and `worker`. torch's default generator belongs to the training
   /// thread: what another thread draws from it differs from run to run.
   at::Generator generator = {};
-  /// Requests a stop when no more rows are needed: when the pass is left early, or an exception ends it. A reader that
-  /// may wait for long should check it, or register a std::stop_callback, and then return; its last rows are dropped.
+  /// Requests a stop when no more rows are needed, since the pass was left early or an exception has ended it. A reader
+  /// that may wait for long should check it, or register a std::stop_callback, and then return; its last rows are
+  /// dropped.
   std::stop_token stop = {};
 };
 
@@ -196,7 +199,7 @@ class StreamRows {
   std::variant<Json, Batch> rows_;
 };
 
-/// Returns the next rows of a share, and nothing at its end.
+/// Returns the next rows of a share; an empty optional at its end.
 using StreamReader = std::function<std::optional<StreamRows>()>;
 /// Starts reading a share; returns its reader.
 using MakeStream = std::function<StreamReader(const StreamShard&)>;
@@ -250,7 +253,7 @@ class MUSTER_API Dataset {
   Dataset(const std::string& path);
   Dataset(const std::filesystem::path& path);
 
-  /// One dataset from several files, in that order; their columns must agree.
+  /// One dataset from several files, in the given order; their columns must agree.
   ///
   /// HDF5 files, and so those of NetCDF-4, h5py and MATLAB (-v7.3), in any byte order. uint16, uint32 and uint64 become
   /// int32, int64 and int64; a uint64 above 2^63 − 1 is an Error when it is read. Enumerations become their integers.
@@ -282,10 +285,10 @@ class MUSTER_API Dataset {
   /// left out.
   ///
   /// Windows that share chunks of the file have neighbouring indices: a chunk's windows come one after the other. Of
-  /// encoded chunks that do not fit into cache_bytes, a shuffled pass takes the windows of up to 64 such groups at a
-  /// time, see BatchOptions::shuffle.
+  /// encoded chunks that do not fit into cache_bytes, a shuffled pass takes the windows of up to 64 chunks at a time,
+  /// see BatchOptions::shuffle.
   static Dataset windows(std::vector<std::string> variables, WindowOptions options);
-  /// Samples of different length, such as sentences, from files, in that order: "FILE.h5" or "FILE.h5:/group". The
+  /// Samples of different length, such as sentences, from files in the given order: "FILE.h5" or "FILE.h5:/group". The
   /// columns of the files must agree, and each file has its own offsets.
   ///
   ///   auto sentences = muster::Dataset::ragged("corpus.h5", {.values = {"tokens"}, .columns = {"label"}});
@@ -345,14 +348,14 @@ class MUSTER_API Dataset {
 
   /// The number of samples.
   std::int64_t count() const;
-  /// The columns, in order. The size of a dimension of −1 differs from batch to batch, see ragged().
+  /// The columns, in order. A size of −1 stands for a dimension whose size differs from batch to batch, see ragged().
   Schema schema() const;
   /// The samples with the given indices, in the given order (0 ≤ i < count(); repeats allowed). The random numbers of a
   /// preprocessor depend on the first index only.
   Batch read(std::span<const std::int64_t> samples) const;
   /// All values of one column: a tensor [count(), …] on the CPU. It reads the samples with all of their columns, so
-  /// choose this column alone in DatasetOptions::columns where the others are large. An Error (ExitCode::usage) if its
-  /// samples are of different length.
+  /// choose this column alone in DatasetOptions::columns where the others are large. An Error (ExitCode::usage) if the
+  /// column's samples are of different length.
   at::Tensor column(const std::string& name) const;
   /// The samples with the given indices, in the given order (0 ≤ i < count(); repeats allowed), as a dataset.
   ///
@@ -367,7 +370,7 @@ class MUSTER_API Dataset {
   /// DatasetOptions::cache_bytes, a random order decodes almost a chunk for each sample.
   Dataset subset(std::vector<std::int64_t> samples) const;
   /// Random parts that have no sample in common and together have all of them, the same on every machine for one seed.
-  /// `fractions` are positive and their sum is 1. Part i gets fractions[i] × count() samples, rounded down; samples
+  /// `fractions` must be positive and have the sum 1. Part i gets fractions[i] × count() samples, rounded down; samples
   /// that are left go to the parts with the largest remainders. Each part is in random order.
   std::vector<Dataset> random_split(std::vector<double> fractions, std::uint64_t seed = 0) const;
   /// The dataset with a preprocessor (already fitted) that is applied to every batch after reading. An Error
@@ -422,7 +425,7 @@ class ColumnTypes {
   ColumnTypes(Named named) : named_(std::move(named)) {}
   ColumnTypes(std::initializer_list<Named::value_type> named) : named_(named) {}
 
-  /// The type for all columns, if one was given.
+  /// The type for all columns; empty if none was given.
   const std::optional<at::ScalarType>& all() const noexcept { return all_; }
   /// The types by column name.
   const Named& named() const noexcept { return named_; }
@@ -447,13 +450,13 @@ struct BatchOptions {
   /// True if a pass over a split dataset trains: its batches weight the gradients and are counted as steps and samples,
   /// and it belongs to the epoch from which a stopped run continues. All workers must take its batches alike, one by
   /// one, and may stop between two of them (see Session). A pass that begins while no gradients are recorded
-  /// (torch::NoGradGuard, session.evaluation) never trains. A training pass in which no gradients are averaged is
-  /// warned of once.
+  /// (torch::NoGradGuard, session.evaluation) never trains. If no gradients are averaged in a training pass, there is a
+  /// warning, once.
   ///
-  /// The options that decide which samples a pass takes (sizes of batches, `shuffle`, `drop_last`, those of the local
-  /// shuffle, `weights`, `num_samples`, `bucket_samples`) must be the same on all workers. That is checked for
-  /// training passes, at the next report at the latest: an Error (ExitCode::usage), the same on all workers, names the
-  /// option. A pass inside of another one is not checked.
+  /// The options that decide which samples a pass takes (batch_size, global_batch_size, `shuffle`, `drop_last`,
+  /// local_shuffle_buffer_size and local_shuffle_seed, `weights`, `num_samples`, `bucket_samples`) must be the same on
+  /// all workers. That is checked for training passes, at the next report at the latest: an Error (ExitCode::usage),
+  /// the same on all workers, names the option. A pass inside of another one is not checked.
   bool training = true;
   /// Takes the samples in a random order of the whole dataset, a new one in each pass of each epoch, drawn from the
   /// run's seed.
@@ -462,13 +465,14 @@ struct BatchOptions {
   /// chunk is decoded once in a pass. There are 64 lanes, or fewer if cache_bytes does not hold 128 chunks. The chunks
   /// are put in random order and dealt out to the lanes. A lane gives the rows of one chunk in random order and then
   /// those of its next chunk, and the pass takes one row from each lane in turn. So consecutive samples come from
-  /// different chunks, and a worker reads only the chunks of its lanes. Workers share some lanes, and decode the chunks
-  /// of those twice, unless the number of lanes is a multiple of the number of workers, and the step's samples are a
-  /// multiple or a divisor of it. Where HDF5 decodes (see cache_bytes), a dataset of many files may decode some chunks
-  /// more often, as each file gets an equal part of cache_bytes. The order does not depend on the number of workers,
-  /// and a run resumes in it at any number of workers.
+  /// different chunks, and a worker reads only the chunks of its lanes. Some lanes belong to two workers, both of which
+  /// decode their chunks, unless the number of lanes is a multiple of the number of workers, and the step's samples are
+  /// a multiple or a divisor of it. Where HDF5 decodes (see cache_bytes), a dataset of many files may decode some
+  /// chunks more often, as each file gets an equal part of cache_bytes. The order does not depend on the number of
+  /// workers, and a run resumes in it at any number of workers.
   bool shuffle = false;
-  /// Leaves out the last step of an epoch if it is not full. In a stream, each worker leaves out its last batch.
+  /// Leaves out the last step of a pass if it is not full. In a stream, each worker leaves out its last batch if that
+  /// is not full.
   bool drop_last = false;
   /// How many batches are read ahead; more if a function asks for threads, see Dataset::map_batches(). With 0, all
   /// work is done on the thread that iterates.
@@ -486,8 +490,8 @@ struct BatchOptions {
   /// count() × 2^-64 and an absolute one of 2^-63: a weight below that part of the sum is never drawn. The pass keeps
   /// 16 bytes of memory for each sample, and takes up to 40 more while it begins.
   ///
-  /// A pass that was interrupted needs its own weights to go on: save weights that change in the State. With others it
-  /// is an Error (ExitCode::data).
+  /// A pass that was interrupted needs its own weights to go on: if weights change, save them in the State. With other
+  /// weights it is an Error (ExitCode::data).
   ///
   /// Draws have no order in lanes (see `shuffle`): of encoded chunks that do not fit into DatasetOptions::cache_bytes,
   /// almost a chunk is decoded for each draw. An Error (ExitCode::usage) with `shuffle` or a local shuffle, or if the
@@ -507,7 +511,7 @@ struct BatchOptions {
   ColumnTypes dtypes = {};
   /// The batches' device; empty: the session's device. To a GPU, batches that are read ahead are copied ahead too, from
   /// pinned memory and on a stream of their own. No thread waits for the copy: when a batch is taken, the current
-  /// stream of that thread waits for it. Another stream that uses the batch must wait for that one.
+  /// stream of that thread waits for it. Any other stream that uses the batch must first wait for this current stream.
   std::optional<at::Device> device = {};
 };
 

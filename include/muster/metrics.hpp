@@ -50,7 +50,8 @@ class MUSTER_API Mean {
   /// Returns the mean so far and resets it.
   Mean take() noexcept { return std::exchange(*this, {}); }
 
-  /// Refers to this object. Each rank saves its own; at another number of ranks, the first rank gets the total of all.
+  /// Refers to this object. Each rank saves its own; at another number of ranks, the first rank gets the total of all,
+  /// and the other ranks get an empty mean.
   operator StateEntry();
 
  private:

@@ -67,8 +67,8 @@ MUSTER_API PreprocessorPtr label_encoder(std::string column);
 /// Maps integers to float vectors [k] with a single 1; a value not seen in fit() becomes all zeros. Floats are treated
 /// as in label_encoder().
 MUSTER_API PreprocessorPtr one_hot_encoder(std::vector<std::string> columns);
-/// Applies several, one after the other; each is fitted on the output of those before it. If some of them are already
-/// fitted, fit() does not change these.
+/// Applies several preprocessors, one after the other; each is fitted on the output of those before it. fit() does not
+/// change those that are already fitted.
 MUSTER_API PreprocessorPtr chain(std::vector<PreprocessorPtr> steps);
 
 }  // namespace muster

@@ -58,7 +58,8 @@ struct LinearWarmupOptions {
   double start_factor = 0;
 };
 
-/// Raises the learning rate linearly from start_factor × the group's own rate to that rate, as Python's LinearLR.
+/// Raises the learning rate linearly from start_factor × the group's own rate to that rate, as torch's LinearLR in
+/// Python.
 class MUSTER_API LinearWarmup final : public Schedule {
  public:
   LinearWarmup(torch::optim::Optimizer& optimizer, const LinearWarmupOptions& options);
@@ -84,7 +85,7 @@ class MUSTER_API CosineWithWarmup final : public Schedule {
 
 enum class Anneal { cosine, linear };
 
-/// The fields and defaults of torch's OneCycleLR in Python.
+/// The options of torch's OneCycleLR in Python with its defaults, without epochs, steps_per_epoch and last_epoch.
 struct OneCycleOptions {
   /// The largest learning rate, for every group; 0: each group's own.
   double max_lr = 0;
