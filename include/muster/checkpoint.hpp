@@ -85,8 +85,8 @@ class MUSTER_API Checkpoint {
   /// is a manifest, compares the copy with its checksums, and copies it last. An Error if `path` has a file of the same
   /// name with other contents.
   void to_directory(const std::filesystem::path& path) const;
-  /// All entries: their tensors, on the CPU, and JSON values. Verifies checksums. Per-rank entries (per_rank) have
-  /// the values of all ranks: tensors as [world, …], other values as a list.
+  /// Returns all entries: their tensors, on the CPU, and JSON values. Verifies checksums. Per-rank entries (per_rank)
+  /// have the values of all ranks: tensors as [world, …], other values as a list.
   StateDict to_dict() const;
   /// Loads the entry of that name ("model") into `entry`. Names, shapes and types are compared first; if they differ,
   /// nothing is changed. Through per_rank(), this rank's part is loaded, if the checkpoint came from from_dict() or the

@@ -66,7 +66,7 @@ class MUSTER_API SampleMetric {
   SampleMetric(const SampleMetric&) = default;
   SampleMetric& operator=(const SampleMetric&) = default;
 
-  /// The value for this rank's samples.
+  /// Returns the metric's value for this rank's samples; NaN where it is undefined.
   Json evaluate() const;
   /// Adds `sums` to the metric's sums, element by element.
   void count(const at::Tensor& sums);
@@ -118,7 +118,7 @@ class MUSTER_API F1 : public SampleMetric {
  public:
   F1(const F1Options& options = {});
   void add(const at::Tensor& prediction, const at::Tensor& target, Samples samples = {}, const at::Tensor& weight = {});
-  /// NaN with Average::none.
+  /// This rank's F1; NaN with Average::none, for which per_class() has the values.
   double value() const;
   F1 take() { return taken(*this); }
   std::vector<double> per_class() const;
@@ -133,7 +133,7 @@ class MUSTER_API ConfusionMatrix : public SampleMetric {
  public:
   ConfusionMatrix(const ConfusionMatrixOptions& options = {});
   void add(const at::Tensor& prediction, const at::Tensor& target, Samples samples = {}, const at::Tensor& weight = {});
-  /// [num_classes, num_classes], in double.
+  /// This rank's counts, [num_classes, num_classes], in double.
   at::Tensor value() const;
   ConfusionMatrix take() { return taken(*this); }
 };
@@ -173,8 +173,8 @@ class MUSTER_API Perplexity : public SampleMetric {
   Perplexity();
   /// `logits`: [N, C, …], as cross_entropy takes them.
   void add(const at::Tensor& logits, const at::Tensor& target, Samples samples = {}, const at::Tensor& weight = {});
-  /// `loss`: the mean of cross_entropy over `tokens` tokens; ignored if `tokens` is 0. If `loss` has several elements,
-  /// their mean is used.
+  /// `loss`: the mean of cross_entropy over `tokens` tokens; ignored if `tokens` is not above 0. If `loss` has several
+  /// elements, their mean is used.
   void add(const at::Tensor& loss, std::int64_t tokens);
   double value() const;
   Perplexity take() { return taken(*this); }

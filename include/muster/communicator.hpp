@@ -64,7 +64,7 @@ class SharedMemory {
   std::size_t size_;
 };
 
-/// A communicator, made by Launch or by from_mpi() (muster/mpi.hpp).
+/// Ranks that communicate, as the head of this file says. Made by Launch, Session or from_mpi() (muster/mpi.hpp).
 class MUSTER_API Communicator {
  public:
   /// This process's rank, from 0 on.
@@ -80,7 +80,7 @@ class MUSTER_API Communicator {
 
   /// Returns when all ranks have called it. Collective.
   void barrier() const;
-  /// Returns the root's value on every rank. An Error (ExitCode::usage) if there is no such rank. Collective.
+  /// Returns the root's value on every rank. An Error (ExitCode::usage) if there is no rank `root`. Collective.
   std::string broadcast(std::string value, int root = 0) const;
   /// Returns the values of all ranks, in the order of ranks. Collective.
   std::vector<std::string> all_gather(const std::string& value) const;

@@ -170,12 +170,13 @@ MUSTER_API void from_json(const Json& json, LoggingConfig& options);
 /// trace_FIRST_LAST.json, by the first report after the steps, or at the end of training; a start that fails before
 /// that writes none. A rank records at most 65,536 events; when there are more, the oldest are left out.
 struct ProfileConfig {
-  /// The flag --profile turns it on.
+  /// True: the trace is recorded. The flag --profile turns it on, too.
   bool enabled = false;
   /// The steps, as the row's global_step counts them; both 0: the 11th to the 20th step of each start. The flag
   /// --profile=FIRST:LAST overrides them.
   std::int64_t first_step = 0, last_step = 0;
-  /// Also records libtorch's operators and autograd's functions. The flag --profile-operators turns it on.
+  /// True: the trace also has libtorch's operators and autograd's functions. The flag --profile-operators turns this
+  /// on.
   bool operators = false;
 };
 MUSTER_API void to_json(Json& json, const ProfileConfig& options);

@@ -20,8 +20,8 @@ struct ConvertOptions {
   /// and x for a single input. For h5, zarr and npz they choose and order the columns to copy, for h5 also fields of
   /// compound values ("particles.mass"); empty: all, in the order of names (npz: of the archive).
   std::vector<std::string> columns = {};
-  /// Samples per chunk; empty: contiguous, the layout that reads fastest (compression needs chunks, and chooses about
-  /// 256 KiB).
+  /// Samples per chunk; empty: contiguous, the layout that reads fastest, or with `compress`, which needs chunks, as
+  /// many as have about 256 KiB.
   std::optional<std::int64_t> chunk = {};
   /// Level of deflate, 1 … 9; empty: no compression.
   std::optional<int> compress = {};

@@ -33,8 +33,8 @@
 namespace muster {
 
 struct DataParallelOptions {
-  /// The longest wait for other ranks, in every collective call and in backward(). Past it, the call throws an Error
-  /// (ExitCode::retry) that names the late ranks. The same on all ranks.
+  /// The longest wait for other ranks, in every collective call and in backward(). After that time, the call throws an
+  /// Error (ExitCode::retry) that names the late ranks. The same on all ranks.
   std::chrono::milliseconds timeout = std::chrono::seconds(1800);
   ModelOptions model = {};
 };
@@ -56,8 +56,8 @@ class MUSTER_API DataParallel {
  public:
   /// Compares the model's names, shapes and types over the ranks, copies rank 0's weights and buffers to all of them,
   /// in place, and averages gradients from then on. The module stays on the device of its first parameter; parameters
-  /// on other devices are moved there. `ranks` is a communicator of from_mpi() (muster/mpi.hpp) or of a Launch, and
-  /// keeps its own timeout. Errors are those of Session::prepare_model. Collective.
+  /// on other devices are moved there. `ranks` is a communicator of from_mpi() (muster/mpi.hpp) or of a Launch; its own
+  /// timeout stays as it is. Errors are those of Session::prepare_model. Collective.
   DataParallel(const Communicator& ranks, std::shared_ptr<torch::nn::Module> module,
                const DataParallelOptions& options = {});
   template <ModuleHolder Holder>
@@ -78,9 +78,9 @@ class MUSTER_API DataParallel {
 
   /// While the scope lives, backward() accumulates gradients locally, without averaging.
   [[nodiscard]] NoSync no_sync() const;
-  /// While the scope lives, this rank's loss counts with `weight`: the number of its samples, or whatever it is a mean
-  /// over. The gradient is the sum of weight × gradient over the sum of the weights; see Session::step(batch, weight)
-  /// for the limits. Make the same scopes on every rank.
+  /// While the scope lives, this rank's loss counts with `weight`: the number of samples, or of other items, over which
+  /// the loss is a mean. The gradient is the sum of weight × gradient over the sum of the weights; see
+  /// Session::step(batch, weight) for the limits. Make the same scopes on every rank.
   [[nodiscard]] StepScope step(double weight) const;
   /// While the scope lives, ranks may have different numbers of batches; see muster/model.hpp. Collective.
   [[nodiscard]] Join join(const JoinOptions& options = {}) const;

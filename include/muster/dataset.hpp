@@ -68,8 +68,8 @@ class MUSTER_API Batch {
   using Item = std::pair<std::string, at::Tensor>;
 
   Batch() = default;
-  /// `samples`: how many rows count; default: all. `global_samples`: the same over all ranks of the step; default:
-  /// `samples`. `step`: the batch's weight in a step of a split dataset.
+  /// `samples`: how many rows count; default: all. `global_samples`: how many rows count on all ranks of the step
+  /// together; default: `samples`. `step`: the batch's weight in a step of a split dataset.
   explicit Batch(std::vector<Item> items, std::optional<std::int64_t> samples = {},
                  std::optional<std::int64_t> global_samples = {},
                  std::shared_ptr<const detail::step::BatchWeight> step = {});
@@ -306,13 +306,13 @@ class MUSTER_API Dataset {
   static Dataset ragged(const Path& path, RaggedOptions options) {
     return ragged(std::vector<std::string>{path}, std::move(options));
   }
-  /// In memory. All tensors must have the same first dimension, and the same values on all ranks.
+  /// A dataset in memory. All tensors must have the same first dimension, and the same values on all ranks.
   static Dataset from_tensors(std::vector<std::pair<std::string, at::Tensor>> columns);
-  /// In memory, row by row. `items` is a list of JSON objects with the same keys, which are the columns in the order of
-  /// names, or a list of plain values, which make one column "item" (from_items({1, 2, 3})). Values are numbers,
-  /// booleans, or arrays of them, with the same shape in every row; numbers make a column of shape [rows]. Whole
-  /// numbers become int64 and others float64, as in Ray and NumPy; BatchOptions::dtypes converts them to float32. The
-  /// rows must be the same on all ranks.
+  /// A dataset in memory, given row by row. `items` is a list of JSON objects with the same keys, which are the columns
+  /// in the order of names, or a list of plain values, which make one column "item" (from_items({1, 2, 3})). Values are
+  /// numbers, booleans, or arrays of them, with the same shape in every row; numbers make a column of shape [rows].
+  /// Whole numbers become int64 and others float64, as in Ray and NumPy; BatchOptions::dtypes converts them to float32.
+  /// The rows must be the same on all ranks.
   static Dataset from_items(const Json& items);
   /// Rows that arrive one after the other and have no index: lines of a socket, the output of a simulation, files in
   /// your own format. In every pass `make` is called on each worker. It returns the reader of that worker's share: a

@@ -58,7 +58,7 @@ class MUSTER_API EMAScope {
 /// one average.
 class MUSTER_API EMA {
  public:
-  /// Throws an Error (ExitCode::usage) if the decay is not between 0 and 1.
+  /// Throws an Error (ExitCode::usage) if the decay is not from 0 to 1.
   explicit EMA(std::shared_ptr<torch::nn::Module> module, const EMAOptions& options = {});
   template <class M>
   requires std::convertible_to<M*, torch::nn::Module*>

@@ -151,7 +151,7 @@ class MUSTER_API Launch {
   int rank() const noexcept { return communicator().rank(); }
   int size() const noexcept { return communicator().size(); }
 
-  /// Valid inside run().
+  /// The resolved flags; valid inside run().
   const LaunchFlags& flags() const noexcept;
   /// The program's name without its folder.
   const std::string& program() const noexcept;

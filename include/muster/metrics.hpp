@@ -34,7 +34,7 @@ class StateEntry;
 ///     session.report({{"loss", loss.take()}}, state);
 class MUSTER_API Mean {
  public:
-  /// `value` is itself a mean over `samples` samples; with 0 samples it is ignored.
+  /// `value` is itself a mean over `samples` samples; with 0 samples or fewer it is ignored.
   void add(double value, std::int64_t samples = 1) noexcept {
     if (samples <= 0) return;
     sum_ += value * static_cast<double>(samples);
@@ -43,7 +43,7 @@ class MUSTER_API Mean {
   /// A tensor of one real number; waits for its value. Any other tensor is an Error (ExitCode::user_error).
   void add(const at::Tensor& value, std::int64_t samples = 1);
 
-  /// NaN before the first sample.
+  /// The mean so far; NaN before the first sample.
   double value() const noexcept { return samples_ > 0 ? sum_ / static_cast<double>(samples_) : std::nan(""); }
   std::int64_t samples() const noexcept { return samples_; }
   void reset() noexcept { *this = {}; }

@@ -46,7 +46,7 @@ struct AutocastOptions {
 /// without AVX-512, 16 bits take many times as long as float; the first scope that is enabled warns about this.
 class MUSTER_API Autocast {
  public:
-  /// An Error (ExitCode::usage) for another dtype.
+  /// Begins the scope. An Error (ExitCode::usage) unless the dtype is at::kBFloat16 or at::kHalf.
   explicit Autocast(at::DeviceType device, const AutocastOptions& options = {});
   Autocast(const Autocast&) = delete;
   Autocast& operator=(const Autocast&) = delete;

@@ -104,7 +104,7 @@ struct JoinOptions {
 /// The loop must contain no other collective: no GradScaler, no session.mean, no fused optimizer.
 class MUSTER_API Join {
  public:
-  /// Collective.
+  /// Begins the scope. An Error (ExitCode::usage) unless exactly one model averages gradients. Collective.
   Join(const std::vector<std::shared_ptr<detail::gradients::PreparedModel>>& models, const JoinOptions& options);
   Join(const Join&) = delete;
   Join& operator=(const Join&) = delete;

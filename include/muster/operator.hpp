@@ -71,7 +71,7 @@ enum class SchedulerStepFreq { batch, epoch, manual };
 /// Describes one call of train() or validate().
 struct EpochInfo {
   std::int64_t epoch_idx = 0;                  ///< passes over the training data begun before the current one
-  std::optional<std::int64_t> num_steps = {};  ///< batches of this call; empty: in train() the rest of the pass, in validate() all
+  std::optional<std::int64_t> num_steps = {};  ///< number of batches; empty: rest of the pass (train) or all (validate)
   Json info = Json::object();                  ///< TrainOptions::info or ValidateOptions::info
 };
 /// Describes one batch of a call of train() or validate(), and the call.
@@ -84,7 +84,8 @@ struct BatchInfo : EpochInfo {
 class MUSTER_API AverageMeterCollection {
  public:
   /// Adds the metrics of one batch. The batch's weight is `n`, or else its metric num_samples, or else 1. A batch of
-  /// weight 0 only increases batch_count. A Mean of the batch, such as one over its tokens, has its own weight.
+  /// weight 0 increases batch_count. Its values count only as last_m, for metrics m that no earlier batch has. A Mean
+  /// of the batch, such as one over its tokens, has its own weight.
   void update(const Metrics& metrics, std::optional<std::int64_t> n = {});
   /// Returns num_samples and batch_count, and for each metric m its mean as m and its value in the last batch with a
   /// weight as last_m. A metric of classification.hpp is computed over the samples of all batches. For any other metric
@@ -102,7 +103,7 @@ class MUSTER_API AverageMeterCollection {
   std::int64_t samples_ = 0, batches_ = 0;
 };
 
-/// Measures seconds by name while profiling is enabled.
+/// Measures seconds by name, in calls with TrainOptions::profile or ValidateOptions::profile.
 class MUSTER_API Timers {
  public:
   class Scope {
@@ -434,7 +435,7 @@ class MUSTER_API OperatorTrainerBase {
   Json train(const TrainOptions& options = {});
   Json validate(const ValidateOptions& options = {});
 
-  /// Calls `function` on every worker; returns the list of its results.
+  /// Calls `function` on every worker; returns its results as a list, in the order of ranks.
   Json apply_all_workers(const std::function<Json()>& function);
   /// Steps the schedulers that need a metric, with the value that rank 0 gives.
   void update_scheduler(double metric);
@@ -448,7 +449,7 @@ class MUSTER_API OperatorTrainerBase {
   /// complete; if anything else is there, it stays, and the call is an Error. One model is the entry "model"; several
   /// are "model_0" and so on. Rank 0 writes.
   void save(const std::filesystem::path& path);
-  /// Loads a checkpoint that save() has written. Rank 0 reads.
+  /// Loads a checkpoint that save() has written, as load_state_dict() loads a state. Rank 0 reads.
   void load(const std::filesystem::path& path);
 
   /// The registered model with this number, from 0 on: the model itself, which may be trained further, or with `to_cpu`
@@ -522,7 +523,7 @@ class OperatorTrainer : public OperatorTrainerBase {
 
   /// This worker's operator; an Error on a rank that does not train. Not collective.
   Operator& get_local_operator() { return static_cast<Operator&>(local_operator()); }
-  /// Calls `function` with every worker's operator; returns the list of its results.
+  /// Calls `function` on every worker, with its operator; returns the results as a list, in the order of ranks.
   Json apply_all_operators(const std::function<Json(Operator&)>& function) {
     return apply_operators([&](TrainingOperator& each) { return function(static_cast<Operator&>(each)); });
   }

@@ -132,7 +132,7 @@ class PreparedOptimizer : public O, public detail::optim::Prepared {
   PreparedOptimizer(O optimizer, detail::optim::Prepared prepared)
       : O(std::move(optimizer)), Prepared(std::move(prepared)) {}
 
-  /// Collective.
+  /// Steps together with the other ranks, as the head of this file says. Collective.
   at::Tensor step(std::function<at::Tensor()> closure = nullptr) override {
     return take_step(*this, closure, [this](std::function<at::Tensor()> own) { return O::step(std::move(own)); });
   }

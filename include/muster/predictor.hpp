@@ -68,7 +68,7 @@ class MUSTER_API TorchPredictor {
   /// Computes predictions from a batch of the feature columns. It may change the batch and write into its tensors.
   using Function = std::function<Prediction(Batch&)>;
 
-  /// Uses any function of batches. Nothing is loaded.
+  /// A predictor that calls any function of batches; nothing is loaded.
   explicit TorchPredictor(Function predict, PredictorOptions options = {});
 
   /// Loads the checkpoint's entry "model" into `net` (a module, holder or shared_ptr), and the preprocessor that was

@@ -21,8 +21,8 @@ class MUSTER_API Preprocessor {
   virtual ~Preprocessor() = default;
   /// Fits the state to the dataset; each rank reads its share and the results are combined. Collective.
   virtual void fit(const Dataset& dataset, const Communicator& communicator) = 0;
-  /// True if it has the state that transform() needs, from fit() or load_state(), or needs none. Without an override,
-  /// each run that loads no saved state fits it again.
+  /// True if the preprocessor has the state that transform() needs, from fit() or load_state(), or needs none. Without
+  /// an override, each run that loads no saved state calls fit().
   virtual bool fitted() const { return false; }
 
   /// Transforms the batch. It must not change the number of rows (an Error with ExitCode::data: weights, steps and

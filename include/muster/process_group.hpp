@@ -23,7 +23,8 @@ namespace muster {
 
 struct ProcessGroupOptions {
   /// The transport for tensors. "mpi" (muster's own) and "gloo" move GPU tensors by way of the CPU; "nccl" moves GPU
-  /// tensors, and mpi all others. Or by device, as in "cpu:gloo,cuda:nccl". "auto" is mpi.
+  /// tensors, and mpi all others. The transports may also be named by device, as in "cpu:gloo,cuda:nccl". "auto" is
+  /// mpi.
   std::string backend = "auto";
   /// The timeout of every collective; empty: the launch's.
   std::optional<std::chrono::milliseconds> timeout = {};

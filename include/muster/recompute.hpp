@@ -35,7 +35,7 @@ namespace detail::recomputation {
 using Tensors = std::vector<at::Tensor>;
 using Block = std::function<Tensors(const Tensors& inputs)>;
 
-/// `module`: the module whose buffers the block may write to; may be null.
+/// Implements muster::recompute(). `module`: the module whose buffers the block may write to; may be null.
 MUSTER_API Tensors recompute(Block block, Tensors inputs, std::shared_ptr<torch::nn::Module> module);
 
 }  // namespace detail::recomputation

@@ -328,7 +328,7 @@ class MUSTER_API Session {
   /// end, that report is an Error, unless the trainer has a validation function, which may give the metric; a
   /// checkpoint whose report lacks the metric, or has NaN, counts as the worst. Collective.
   void report(const Metrics& metrics, const ReportOptions& options = {});
-  /// Saves the state too, by all workers together.
+  /// Also saves the state, by all workers together.
   void report(const Metrics& metrics, const State& state, const ReportOptions& options = {});
   /// Saves the user's own files, or entries (Checkpoint::from_dict, or an earlier checkpoint). The files of several
   /// workers are combined; of files with the same name the lowest worker's is kept, with a warning if they differ.

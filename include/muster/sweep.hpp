@@ -93,7 +93,7 @@ struct SweepOptions {
 
 enum class TrialStatus {
   waiting,  ///< not begun, stopped on request or interrupted; continued when the sweep is started again
-  running,  ///< only in sweep.json
+  running,  ///< only in sweep.json; a SweepResult has no running trials
   done,
   stopped,  ///< ended early by the scheduler; counts as ended well
   failed,   ///< tried again when the sweep is started again

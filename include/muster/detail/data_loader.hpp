@@ -145,7 +145,8 @@ class Loader : public torch::data::StatelessDataLoader<Dataset, TorchSampler> {
     first.loader_ = this;
     batch_.reset();
     failure_ = nullptr;
-    // torch's begin() throws if the previous pass was left early. reset() below discards what was read ahead for it.
+    // Base::begin() is not called, since it throws if the previous pass was left early. reset() discards what was read
+    // ahead.
     number_ = sampler_->begin_pass();
     first.pass_ = {sampler_.get(),
                    [sampler = sampler_, number = number_](LoaderSampler*) { sampler->end_pass(number); }};
