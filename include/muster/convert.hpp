@@ -103,9 +103,9 @@ MUSTER_API Json describe_dataset(const std::string& path);
 
 /// Measures how fast training reads a dataset "FILE.h5[:/group]", and how fast it would be after the conversion that
 /// describe_dataset() advises, which is tried on the same samples in a folder in TMPDIR that is removed afterwards.
-/// Each measurement takes about a second, or as long as one pass. The samples are the first ones: about 64 MB of
-/// values, fewer if they take longer than a second, in whole chunks, or all where HDF5 reads a column whole. They are
-/// read in a random order, `batch` at once, and come from the system's cache, not from the disk.
+/// Each measurement takes about a second, or as long as one pass. The samples are the first ones, in whole chunks:
+/// about 64 MB of values, or as many as are read in a second, but at least 8 MB; or all samples where HDF5 reads a
+/// column whole. They are read in a random order, `batch` at once, and come from the system's cache, not from the disk.
 ///
 /// Returns {"samples", "batch", "cache" ("memory"), "now": {"first_pass", "later_passes"}, "converted": the same, or
 /// null if no conversion is advised}. A pass is {"samples_per_s", "bytes_per_s"}, of decoded values. The first pass

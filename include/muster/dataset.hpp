@@ -258,13 +258,13 @@ class MUSTER_API Dataset {
   /// HDF5 files, and so those of NetCDF-4, h5py and MATLAB (-v7.3), in any byte order. uint16, uint32 and uint64 become
   /// int32, int64 and int64; a uint64 above 2^63 − 1 is an Error when it is read. Enumerations become their integers.
   /// NetCDF's packed values are unpacked: with an attribute scale_factor or add_offset, a value v becomes v ×
-  /// scale_factor + add_offset, a float32 if it is stored in 1 or 2 bytes or as float32, and otherwise a float64. Then,
-  /// and in columns of floats, stored values that equal _FillValue or missing_value, or lie outside of valid_range,
-  /// valid_min and valid_max, become NaN. Other integers stay as they are, and so do values that were never written, if
-  /// there is no _FillValue. A limit that is a fraction does not count for integers. These attributes may be text; one
-  /// that is no number is an Error. Signed integers with the attribute _Unsigned = "true" are read as unsigned ones,
-  /// and unsigned ones with "false" as signed. A virtual dataset is read through HDF5, slower than its files as one
-  /// dataset. Its sources lie in the same folder.
+  /// scale_factor + add_offset, a float32 if it is stored in 1 or 2 bytes or as float32, and otherwise a float64. In
+  /// unpacked columns, and in columns of floats, stored values that equal _FillValue or missing_value, or lie outside
+  /// of valid_range, valid_min and valid_max, become NaN. Integers that are not packed stay as they are. So do values
+  /// that were never written, if there is no _FillValue. A limit that is a fraction does not count for integers. These
+  /// attributes may hold numbers as text; one that holds no number is an Error. Signed integers with the attribute
+  /// _Unsigned = "true" are read as unsigned ones, and unsigned ones with "false" as signed. A virtual dataset is read
+  /// through HDF5, slower than its files as one dataset. Its sources lie in the same folder.
   ///
   /// A path may also name a Zarr store, a folder or a zip archive, of version 2 or 3. Its arrays are read as columns in
   /// compressed chunks, with the same attributes. A missing chunk has the fill value. An Error (ExitCode::data) names a
@@ -295,11 +295,11 @@ class MUSTER_API Dataset {
   ///   auto more = muster::Dataset::ragged({"a.h5", "b.h5"}, {.values = {"tokens"}, .columns = {"label"}});
   ///   // shard.iter_torch_batches({.batch_size = 32, .shuffle = true, .bucket_samples = 32 * workers})
   ///
-  /// A batch has each column of `values` as [rows, longest sample of the batch, …], padded at the end, and one mask of
-  /// the name of the first, "tokens_mask", bool [rows, longest]: true where a value is real. Then come the `columns`.
-  /// Each rank pads to the longest of its own samples. A sample may be empty; a batch of empty samples alone has the
-  /// shape [rows, 0, …]. In schema() the length is −1. Values are converted as in from_hdf5(). The offsets are kept in
-  /// memory, 8 bytes for each sample. An Error (ExitCode::data) when the file is opened if they are not as
+  /// A batch has each column of `values` as [rows, longest sample of the batch, …], padded at the end, and one mask,
+  /// named after the first of them, "tokens_mask", bool [rows, longest]: true where a value is real. Then come the
+  /// `columns`. Each rank pads to the longest of its own samples. A sample may be empty; a batch of empty samples alone
+  /// has the shape [rows, 0, …]. In schema() the length is −1. Values are converted as in from_hdf5(). The offsets are
+  /// kept in memory, 8 bytes for each sample. An Error (ExitCode::data) when the file is opened if they are not as
   /// RaggedOptions::offsets says.
   static Dataset ragged(std::vector<std::string> paths, RaggedOptions options);
   template <std::convertible_to<std::string> Path>

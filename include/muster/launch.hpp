@@ -107,9 +107,9 @@ class MUSTER_API Launch {
   /// A launch on the ranks of the caller's communicator, such as one from from_mpi() (muster/mpi.hpp). It leaves MPI,
   /// malloc, the threads' CPUs and the process's end as they are. An error on which the ranks agree only becomes
   /// run()'s exit code. If a rank of the launch does not answer, the others end the job. The launch handles SIGUSR1,
-  /// SIGUSR2 and SIGHUP while it lives, unless the program has its own handler for them or ignores SIGHUP. The job's
-  /// other ranks may do anything meanwhile; threads_per_rank() does not take them into account. Launches may follow one
-  /// another; torch's seeds and number of threads stay as training has set them. If MPI was initialised below
+  /// SIGUSR2 and SIGHUP while it lives, except those that the program itself handles or ignores. The job's other ranks
+  /// may do anything meanwhile; threads_per_rank() does not take them into account. Launches may follow one another;
+  /// torch's seeds and number of threads stay as training has set them. If MPI was initialised below
   /// MPI_THREAD_MULTIPLE, sweeps, gloo and NCCL are refused, and asynchronous saving is off. Collective over `ranks`,
   /// which wait as long as --timeout says, by default as long as `ranks` do.
   Launch(int argc, char** argv, const Communicator& ranks, const std::string& version = {});
@@ -170,10 +170,10 @@ class MUSTER_API Launch {
   /// sweeps.
   const std::vector<std::shared_ptr<Callback>>& callbacks() const noexcept;
   /// True if this rank has been asked to stop: by SIGUSR1 or SIGUSR2 (mpirun, srun and scancel forward them), by SIGHUP
-  /// unless it is ignored (nohup), by SIGTERM in a batch job if srun or `muster run` has started it, or by its time
-  /// limit. A session's workers tell each other, stop at the same place, and the run ends with ExitCode::stopped or, if
-  /// nothing could be saved, ExitCode::retry; see Session. Under mpirun alone, SIGTERM to mpirun or to a rank ends all
-  /// ranks within two seconds, whatever the program does.
+  /// unless it is ignored (nohup), by SIGTERM if srun or, in a batch job, `muster run` has started the ranks, or by the
+  /// time limit. A session's workers tell each other and stop at the same place. The run ends with ExitCode::stopped
+  /// or, if nothing could be saved, ExitCode::retry; see Session. Under mpirun alone, SIGTERM to mpirun or to a rank
+  /// ends all ranks within two seconds, whatever the program does.
   ///
   /// Signals are noted from the moment the Launch is made; muster handles none before, so they have their usual effect.
   /// If one of these signals ends a rank before that, `muster run` counts the rank as stopped, not failed.

@@ -192,8 +192,9 @@ class MUSTER_API Session {
   const std::string& experiment_name() const noexcept;
   const Json& metadata() const noexcept;
   std::uint64_t seed() const noexcept;
-  /// Steps of this run so far, including those before a restored checkpoint: batches of training passes over split
-  /// datasets and data loaders (see BatchOptions::training).
+  /// Steps of this run so far, including those before a restored checkpoint: a step for each batch of a training pass
+  /// over a split dataset or a data loader (see BatchOptions::training); with virtual workers, for all batches of a
+  /// step together.
   std::int64_t global_step() const noexcept;
   /// True if the current batch is the last one of its step; always true without ScalingConfig::virtual_workers.
   bool is_step_complete() const noexcept;
@@ -283,7 +284,8 @@ class MUSTER_API Session {
   /// only, and backward passes with and without a weight that accumulate for one average, or for one step of a fused
   /// optimizer. With weights, fused optimizers do not average in their step, so .grad holds the averages. SyncBatchNorm
   /// leaves out the samples of a rank with weight 0; a model with SyncBatchNorm must call forward() inside the scope,
-  /// too. In 16 bits the first weights should be near the numbers of samples, by which muster divides them.
+  /// too. Gradients of 16 bits need weights near 1: before the first average, muster divides the weights by about the
+  /// number of samples of a batch, so they should be near it; later, by about the mean of the weights.
   template <class AnyBatch>
   requires requires(const AnyBatch& batch) {
     { step_weight_of(batch) } -> std::convertible_to<std::shared_ptr<const detail::step::BatchWeight>>;
