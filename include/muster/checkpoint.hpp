@@ -126,7 +126,7 @@ struct CheckpointInfo {
   std::int64_t epoch = 0;
   int world_size = 0;
   std::uint64_t bytes = 0;
-  std::string time = {};  ///< UTC, ISO 8601
+  std::string time = {};  ///< when it was saved: UTC, ISO 8601
   Json metrics = {};      ///< the metrics of its report and of its validation
   CheckpointStatus status = CheckpointStatus::committed;
   std::string problem = {};  ///< empty if it is complete; checksums are compared by verify_checkpoint() only

@@ -24,8 +24,8 @@
 //               them, or classes [N, …]
 //   target      classes [N, …]: integers from 0, or bools
 //   samples     how many of the N samples count (the first ones), as Batch::size() says; default: all
-//   weight      the weight of each, [N] or in the shape of the target: numbers of at least 0, or a mask of bools.
-//               Elements of weight 0 are ignored: iou.add(logits, target, batch.size(), target.ne(255))
+//   weight      the weight of each sample, [N], or of each element of the target, in its shape: numbers of at least 0,
+//               or a mask of bools. Weight 0 ignores: iou.add(logits, target, batch.size(), target.ne(255))
 //
 // A sample with a NaN among its logits counts as wrong: if a metric needs a predicted class, it is the class after the
 // target. A warning says so once.

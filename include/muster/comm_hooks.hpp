@@ -9,7 +9,7 @@
 //     group.allreduce(tensors)->wait();
 //   };
 //
-// It needs <torch/csrc/distributed/c10d/ProcessGroup.hpp>.
+// Such a hook needs <torch/csrc/distributed/c10d/ProcessGroup.hpp>.
 #pragma once
 
 #include <muster/detail/export.hpp>

@@ -126,8 +126,8 @@ enum class BadNumbers {
   /// With a fused optimizer and no max_grad_norm, this reads all gradients once more.
   skip,
   /// The training function begins again from the newest checkpoint, as after a failure, but this does not count as one.
-  /// It gets the same batches, and skips the step that was bad. If the process is started again, it does not know that
-  /// step and goes back once more.
+  /// It gets the same batches, and skips the step that was bad. If the job is started again, the new processes do not
+  /// know that step, and training goes back once more.
   roll_back,
 };
 

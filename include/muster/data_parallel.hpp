@@ -85,7 +85,7 @@ class MUSTER_API DataParallel {
   /// While the scope lives, ranks may have different numbers of batches; see muster/model.hpp. Collective.
   [[nodiscard]] Join join(const JoinOptions& options = {}) const;
   /// Replaces batch-norm's running statistics by their means over the ranks; num_batches_tracked becomes rank 0's.
-  /// Call it before evaluation and before save(). Collective.
+  /// Other buffers stay as they are on each rank. Call it before evaluation and before save(). Collective.
   void average_buffers();
 
   /// All ranks together write `state` to `folder`; use it for nothing else. A complete and durable new state replaces

@@ -582,7 +582,7 @@ class MUSTER_API DatasetShard {
  public:
   explicit DatasetShard(std::shared_ptr<detail::data::ShardState> state);
 
-  /// A pass of batches on the session's device, converted as `dtypes` says.
+  /// A pass of batches on the session's device, unless `device` is given, and converted as `dtypes` says.
   BatchRange iter_torch_batches(BatchOptions options = {}) const;
   /// A pass of batches as they are stored, on the CPU and with their types, unless `dtypes` and `device` are given.
   BatchRange iter_batches(BatchOptions options = {}) const;

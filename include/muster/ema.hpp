@@ -10,8 +10,8 @@
 //   session.report({{"val_loss", val_loss}}, state);
 //
 // Every rank keeps the averages. They are the same on all ranks without communication, because the weights are. (This
-// does not hold after join(), where ranks have made different numbers of updates: a save then warns, and keeps rank
-// 0's.)
+// does not hold after join(), where ranks have made different numbers of updates: a save then warns, and keeps rank 0's
+// averages.)
 //
 // In a checkpoint the averages have the names of the model's parameters: Checkpoint::load("ema", net) loads them into a
 // model, and `muster checkpoint export --entry ema` exports them to Python.

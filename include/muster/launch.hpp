@@ -164,7 +164,8 @@ class MUSTER_API Launch {
   int local_process_index() const noexcept;
   /// Inside run(): the processes of the whole launch on this host, not only of a sweep's trial.
   const std::set<pid_t>& processes_of_host() const noexcept;
-  /// Returns the next trainer's number in this launch, from 1 on: the suffix of its run's name under --name.
+  /// Returns the number of the next trainer in this launch, from 1 on. From 2 on, it is the suffix of the run's name
+  /// under --name.
   int next_trainer_number() noexcept;
   /// Callbacks that receive the events of every run of this launch, in addition to the run's own callbacks; used by
   /// sweeps.

@@ -348,7 +348,7 @@ struct OperatorTrainerOptions {
   /// How long ranks wait for each other before the job ends; --timeout overrides it.
   std::chrono::milliseconds timeout = std::chrono::seconds(1800);
   /// True: 16 bits where that is safe: half with a scaler on a GPU, bfloat16 on the CPU. The operator casts nothing by
-  /// hand. It is torch's own mixed precision; libtorch has no Apex.
+  /// hand. This is torch's own mixed precision, since libtorch has no Apex.
   bool use_fp16 = false;
   /// Shows a progress line while training and a line for each call. A run with --name or --storage, or under
   /// `muster run`, also gets a summary when the trainer is shut down.

@@ -26,7 +26,7 @@ struct ProcessGroupOptions {
   /// tensors, and mpi all others. The transports may also be named by device, as in "cpu:gloo,cuda:nccl". "auto" is
   /// mpi.
   std::string backend = "auto";
-  /// The timeout of every collective; empty: the launch's.
+  /// The timeout of every collective; empty: that of the communicator, which is the launch's in a launch.
   std::optional<std::chrono::milliseconds> timeout = {};
   /// The largest number of elements in one MPI call; only for mpi.
   std::size_t chunk = std::size_t{1} << 30;

@@ -39,7 +39,8 @@ class MUSTER_API Schedule : public torch::optim::LRScheduler {
   std::vector<double> get_last_lr() const { return get_current_lrs(); }
 
  protected:
-  /// A learning rate or momentum as a function of the number of steps so far and the group's own learning rate.
+  /// A learning rate or momentum as a function of the number of steps so far and, for a learning rate only, of the
+  /// group's own rate `base`.
   using Curve = std::function<double(std::int64_t step, double base)>;
   Schedule(torch::optim::Optimizer& optimizer, Curve lr, Curve momentum = {});
 

@@ -305,9 +305,9 @@ class MUSTER_API Session {
   /// The scaler that half precision needs; it must not outlive the session. Collective.
   GradScaler grad_scaler(const GradScalerOptions& options = {}) const;
   /// Replaces batch-norm's running statistics by their means over the workers (num_batches_tracked: by rank 0's), in
-  /// every prepared model that shares a module with this one; then this module is in evaluation mode while the scope
-  /// lives. Other buffers keep this worker's values; with virtual workers they become those of the first micro-batch.
-  /// A report averages the statistics of all prepared models in the same way. Collective.
+  /// every prepared model that shares a module with this one. Then this module is in evaluation mode while the scope
+  /// lives. Other buffers keep this worker's values; with virtual workers they become those of the first micro-batch. A
+  /// report averages the statistics of all prepared models in the same way. Collective.
   [[nodiscard]] Evaluation evaluation(std::shared_ptr<torch::nn::Module> module) const;
   template <ModuleHolder Holder>
   [[nodiscard]] Evaluation evaluation(const Holder& holder) const {
@@ -381,7 +381,7 @@ class MUSTER_API Session {
   /// Sets the function that makes a process group of all workers. It is called now, for process_group(), and again for
   /// each prepared model and for its SyncBatchNorms. `make` is collective.
   void set_process_group(std::function<c10::intrusive_ptr<c10d::ProcessGroup>()> make);
-  /// True if training has ended on this worker with an exception.
+  /// True if an exception has ended training on this worker.
   bool failed() const noexcept;
 
  private:

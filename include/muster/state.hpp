@@ -56,7 +56,7 @@ struct StateDict {
   Json values = Json::object();
 };
 
-/// One named object of a state.
+/// One object of a state; its name stands beside it in StateEntries.
 class MUSTER_API StateEntry {
  public:
   StateEntry(std::shared_ptr<torch::nn::Module> module);
