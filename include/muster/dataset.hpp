@@ -509,9 +509,10 @@ struct BatchOptions {
   std::optional<std::int64_t> bucket_samples = {};
   /// Converts columns after reading, as in {{"x", at::kFloat}}, or all of them, as in at::kFloat.
   ColumnTypes dtypes = {};
-  /// The batches' device; empty: the session's device. To a GPU, batches that are read ahead are copied ahead too, from
-  /// pinned memory and on a stream of their own. No thread waits for the copy: when a batch is taken, the current
-  /// stream of that thread waits for it. Any other stream that uses the batch must first wait for this current stream.
+  /// The batches' device; empty: the session's device, or the CPU for iter_batches(). To a GPU, batches that are read
+  /// ahead are copied ahead too, from pinned memory and on a stream of their own. No thread waits for the copy: when a
+  /// batch is taken, the current stream of that thread waits for it. Any other stream that uses the batch must first
+  /// wait for this current stream.
   std::optional<at::Device> device = {};
 };
 

@@ -40,11 +40,11 @@ struct ModelOptions {
   std::size_t first_bucket_bytes = std::size_t{1} << 20;
   /// How a bucket is averaged, in place of a plain sum; see muster/comm_hooks.hpp. Gradients then do not go through
   /// node-shared memory, except over several nodes with bf16_compress_hook() or fp16_compress_hook(), and optimizers
-  /// are not fused.
+  /// are not fused. An Error (ExitCode::usage) with virtual workers.
   CommHook comm_hook = {};
   /// True: a separate thread averages gradients while backward() computes. Empty: it does so if a rank has at least one
-  /// core more than threads of torch, since that is faster. Only for parameters on the CPU; gloo and NCCL always have
-  /// threads of their own.
+  /// core more than threads of torch, since that is faster. Only for parameters on the CPU, and if several threads may
+  /// call MPI; gloo and NCCL always have threads of their own.
   std::optional<bool> progress_thread = {};
   /// Replaces torch's batch-norms in the torch::nn::Sequential containers of the model by those of
   /// muster/sync_batch_norm.hpp, with the same parameters and names. The batch-norms of an ExportedModule are

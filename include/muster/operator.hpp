@@ -103,7 +103,7 @@ class MUSTER_API AverageMeterCollection {
   std::int64_t samples_ = 0, batches_ = 0;
 };
 
-/// Measures seconds by name, in calls with TrainOptions::profile or ValidateOptions::profile.
+/// Measures seconds by name while enabled, as in calls with TrainOptions::profile or ValidateOptions::profile.
 class MUSTER_API Timers {
  public:
   class Scope {

@@ -220,9 +220,9 @@ class MUSTER_API Session {
   /// step()), otherwise equally. Returns the same module.
   ///
   /// Parameters must have the same names, shapes and types on all workers. The gradients of embeddings with
-  /// sparse(true) are averaged as sparse tensors. A tensor made by expand() gets memory for each of its elements. On
-  /// several ranks an embedding with max_norm is an Error (ExitCode::usage), because its forward() writes to the
-  /// weights. Collective.
+  /// sparse(true) are averaged as sparse tensors; with virtual workers they are an Error (ExitCode::usage). A tensor
+  /// made by expand() gets memory for each of its elements. On several ranks an embedding with max_norm is an Error
+  /// (ExitCode::usage), because its forward() writes to the weights. Collective.
   template <class M>
   requires std::convertible_to<M*, torch::nn::Module*> std::shared_ptr<M> prepare_model(
       std::shared_ptr<M> module, const ModelOptions& options = {}) {

@@ -67,7 +67,7 @@ class MUSTER_API StateEntry {
   StateEntry(const Holder& holder) : StateEntry(std::shared_ptr<torch::nn::Module>(holder.ptr())) {}
   /// SGD, Adam, AdamW, Adagrad, RMSprop or LBFGS; any other type is an Error (ExitCode::usage).
   StateEntry(torch::optim::Optimizer& optimizer);
-  /// The scheduler's number of steps. If your own class has more to save, use StateEntry(save, load).
+  /// Saves the scheduler's number of steps. If your own class has more to save, use StateEntry(save, load).
   StateEntry(torch::optim::LRScheduler& scheduler);
   StateEntry(torch::optim::ReduceLROnPlateauScheduler& scheduler);
   /// Restored in place: the tensor must have the shape and type that were saved.
