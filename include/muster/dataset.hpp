@@ -136,7 +136,8 @@ struct WindowOptions {
   /// ends of the array they are NaN, or 0 in a column without NaN.
   std::vector<std::int64_t> margin = {};
   /// "FILE:/NAME", a variable with some of the first one's dimensions. A window is left out unless at least
-  /// `mask_share` of the mask's values in it, margins apart, are neither 0 nor NaN.
+  /// `mask_share` of the mask's values in it, margins apart, are neither 0 nor NaN. An Error (ExitCode::data) if no
+  /// window is left.
   std::optional<std::string> mask = {};
   double mask_share = 1;
   /// Parts of dimensions, by the values of their coordinates as they are stored: {{"time", {first, last}}} leaves out
