@@ -72,7 +72,7 @@ enum class ScoreOrder { max, min };
 /// What a report that has something to save does while the previous checkpoint is still being written.
 enum class WhenBusy {
   wait,  ///< it waits until that checkpoint has been written
-  drop,  ///< it goes on without a checkpoint: its row has no checkpoint_dir_name
+  drop,  ///< it goes on without a checkpoint (its row has no checkpoint_dir_name), unless the run must stop
 };
 
 struct CheckpointConfig {

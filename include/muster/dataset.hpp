@@ -446,7 +446,8 @@ struct BatchOptions {
   /// Samples per worker and step.
   std::int64_t batch_size = 256;
   /// Samples per step over all workers, in place of batch_size: the same at any number of workers. They are divided
-  /// among the workers as evenly as possible.
+  /// among the workers as evenly as possible. If the dataset is whole on each worker, a batch has this number divided
+  /// by the number of workers, rounded up.
   std::optional<std::int64_t> global_batch_size = {};
   /// True if a pass over a split dataset trains: its batches weight the gradients and are counted as steps and samples,
   /// and it belongs to the epoch from which a stopped run continues. All workers must take its batches alike, one by

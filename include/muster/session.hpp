@@ -148,10 +148,10 @@ class MUSTER_API Evaluation {
 /// prepare_optimizer(), grad_scaler() and join() are compared: an Error (ExitCode::usage) names the first option that
 /// differs.
 ///
-/// Stopping. A run is asked to stop by SIGUSR1, SIGUSR2 or SIGHUP to any worker, by SIGTERM in a batch job (see
-/// Launch::stop_requested()), by `touch STORAGE/NAME/stop`, or by its time limit. All workers then stop at the same
-/// boundary: the next batch of a training pass, the next epoch or the next report, but not inside join(). While two
-/// training passes are open, only an epoch or a report is a boundary. At the boundary, the living State that was
+/// Stopping. A run is asked to stop by SIGUSR1, SIGUSR2 or SIGHUP to any worker, by SIGTERM in the cases that
+/// Launch::stop_requested() lists, by `touch STORAGE/NAME/stop`, or by its time limit. All workers then stop at the
+/// same boundary: the next batch of a training pass, the next epoch or the next report, but not inside join(). While
+/// two training passes are open, only an epoch or a report is a boundary. At the boundary, the living State that was
 /// restored or reported last is saved without a report, and an Error with ExitCode::stopped is thrown, which passes
 /// through the training function like any other exception. If there is no such State, nothing is saved and the code is
 /// ExitCode::retry; but if a report has saved the user's own files, the run stops at the next report.

@@ -10,9 +10,9 @@
 //
 // If your own values (tensors, JSON, numbers, strings, functions) differ in a single bit, this is an Error
 // (ExitCode::user_error) that names the value and the ranks; no checkpoint is made, and the previous one stays. Use
-// per_rank() for values of which each rank has its own. Models, optimizers and schedulers may drift apart (after
-// join(), or on machines of two kinds): this is a warning with the ranks and the largest difference, and rank 0's
-// values are saved.
+// per_rank() for values of which each rank has its own; a Mean and the metrics of classification.hpp need none. Models,
+// optimizers and schedulers may drift apart (after join(), or on machines of two kinds): this is a warning with the
+// ranks and the largest difference, and rank 0's values are saved.
 #pragma once
 
 #include <muster/detail/export.hpp>
