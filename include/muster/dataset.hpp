@@ -452,8 +452,8 @@ struct BatchOptions {
   /// True if a pass over a split dataset trains: its batches weight the gradients and are counted as steps and samples,
   /// and it belongs to the epoch from which a stopped run continues. All workers must take its batches alike, one by
   /// one, and may stop between two of them (see Session). A pass that begins while no gradients are recorded
-  /// (torch::NoGradGuard, session.evaluation) never trains. If no gradients are averaged in a training pass, there is a
-  /// warning, once.
+  /// (torch::NoGradGuard, session.evaluation) never trains. If no gradients are averaged in a training pass of several
+  /// batches, there is a warning, once.
   ///
   /// The options that decide which samples a pass takes (batch_size, global_batch_size, `shuffle`, `drop_last`,
   /// local_shuffle_buffer_size and local_shuffle_seed, `weights`, `num_samples`, `bucket_samples`) must be the same on

@@ -164,11 +164,11 @@ class MUSTER_API Evaluation {
 /// Gradients that no optimizer has stepped with yet are saved with the State, by a report as by a stop: their average
 /// over the workers, which is in .grad again after State::restore(). Between two batches, workers that accumulate
 /// gradients for a later step still go on until that step, for at most 64 batches, as long as there is time for another
-/// batch and a save. muster cannot know how many batches the program takes for a step. Gradients that the program
-/// throws away (as a GAN does with those of the other network's loss) delay the stop by at most one batch, and are not
-/// saved from the second report on. Prepared optimizers announce their steps; the steps of other optimizers are
-/// detected by the change of the parameters. Of a model that is not prepared, a save leaves out the gradients that wait
-/// for a step, with a warning.
+/// batch and a save: a program may count the batches of a step itself, and would begin to count anew after a restart.
+/// Gradients that the program throws away (as a GAN does with those of the other network's loss) delay the stop by at
+/// most one batch, and are not saved from the second report on. Prepared optimizers announce their steps; the steps of
+/// other optimizers are detected by the change of the parameters. Of a model that is not prepared, a save leaves out
+/// the gradients that wait for a step, with a warning.
 ///
 /// When a Callback ends training, an exception leaves the training function too; this is not a failure.
 ///
