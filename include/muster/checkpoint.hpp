@@ -94,8 +94,8 @@ class MUSTER_API Checkpoint {
   void load(const std::string& name, const StateEntry& entry) const;
 
   /// The checkpoint's JSON metadata; an empty object if it has none. When a checkpoint is reported, its metadata is
-  /// merged with the trainer's and with other ranks'. If several of these have the same key, a value that the program
-  /// gave a checkpoint is kept, of several the lowest rank's.
+  /// merged with the trainer's and with other ranks'. If a key comes several times, a checkpoint's value counts before
+  /// the trainer's, and a lower rank's before a higher rank's.
   Json get_metadata() const;
   void set_metadata(const Json& metadata);
 

@@ -25,7 +25,7 @@
 //   target      classes [N, …]: integers from 0, or bools
 //   samples     how many of the N samples count (the first ones), as Batch::size() says; default: all
 //   weight      the weight of each sample, [N], or of each element of the target, in its shape: numbers of at least 0,
-//               or a mask of bools. Weight 0 ignores: iou.add(logits, target, batch.size(), target.ne(255))
+//               or a mask of bools. Weight 0 leaves out: iou.add(logits, target, batch.size(), target.ne(255))
 //
 // A sample with a NaN among its logits counts as wrong: if a metric needs a predicted class, it is the class after the
 // target. A warning says so once.

@@ -20,8 +20,8 @@ struct ConvertOptions {
   /// and x for a single input. For h5, zarr and npz they choose and order the columns to copy, for h5 also fields of
   /// compound values ("particles.mass"); empty: all, in the order of names (npz: of the archive).
   std::vector<std::string> columns = {};
-  /// Samples per chunk; empty: contiguous, the layout that reads fastest, or with `compress`, which needs chunks, as
-  /// many as have about 256 KiB.
+  /// Samples per chunk. Empty: contiguous, the layout that reads fastest; with `compress`, which needs chunks, chunks
+  /// of about 256 KiB.
   std::optional<std::int64_t> chunk = {};
   /// Level of deflate, 1 … 9; empty: no compression.
   std::optional<int> compress = {};
@@ -75,11 +75,12 @@ MUSTER_API std::vector<std::filesystem::path> convert_csv(const std::vector<std:
                                                           const ConvertOptions& options = {});
 
 /// One HDF5 file, "FILE.h5[:/group]", whose columns may have any layout and any filters that can be decoded here. They
-/// keep their types, in this machine's byte order, their attributes that hold numbers, booleans or strings (up to 1 MB
-/// and 1024 strings), and the names of their dimensions (dimension scales, as NetCDF has them); enumerations become
-/// their integers. A copy in order holds about 80 MB in memory, or as much as the largest chunk, and decodes each chunk
-/// once, unless the chunks of the same rows are larger than 64 MB together. A shuffled copy holds 256 MB more. It reads
-/// the input again for every 256 MB that it writes, or for a field of compound values, for every 64 MB of these values.
+/// keep their types, in this machine's byte order, their attributes that hold numbers, booleans or strings (each up to
+/// 1 MB and 1024 strings), and the names of their dimensions (dimension scales, as NetCDF has them); enumerations
+/// become their integers. A copy in order holds about 80 MB in memory, or as much as the largest chunk, and decodes
+/// each chunk once, unless the chunks of the same rows are larger than 64 MB together. A shuffled copy holds 256 MB
+/// more. It reads the input again for every 256 MB that it writes, or for a field of compound values, for every 64 MB
+/// of these values.
 MUSTER_API std::vector<std::filesystem::path> convert_h5(const std::vector<std::filesystem::path>& inputs,
                                                          const std::filesystem::path& output,
                                                          const ConvertOptions& options = {});
@@ -104,7 +105,7 @@ MUSTER_API Json describe_dataset(const std::string& path);
 /// Measures how fast training reads a dataset "FILE.h5[:/group]", and how fast it would be after the conversion that
 /// describe_dataset() advises, which is tried on the same samples in a folder in TMPDIR that is removed afterwards.
 /// Each measurement takes about a second, or as long as one pass. The samples are the first ones, in whole chunks:
-/// about 64 MB of values, or as many as are read in a second, but at least 8 MB; or all samples where HDF5 reads a
+/// about 64 MB of values, or fewer, down to 8 MB, if these take longer than a second; or all samples where HDF5 reads a
 /// column whole. They are read in a random order, `batch` at once, and come from the system's cache, not from the disk.
 ///
 /// Returns {"samples", "batch", "cache" ("memory"), "now": {"first_pass", "later_passes"}, "converted": the same, or

@@ -114,15 +114,15 @@ struct DatasetOptions {
   /// Bytes of memory for values that must be decoded or converted, on every rank that reads them. Must be the same on
   /// all ranks. If all decoded chunks fit, the ranks of a node keep them once, in /dev/shm, instead of once per rank:
   /// see Dataset. Contiguous columns and chunks without filters need none: they are read directly from the file.
-  /// Decoded chunks are kept as long as there is room; then a chunk whose samples the pass has all read is dropped
-  /// first, or else the one that was used least recently. A chunk that is read in order, or whole by one batch, is kept
-  /// only from the second time on. If the decoded chunks of a column do not fit, BatchOptions::shuffle takes an order
-  /// that reads each chunk once. Columns that HDF5 must convert (numbers of fewer bits than their bytes have, say) or
-  /// decode (a filter that muster does not know) are read once, whole, and kept if they fit. If not, HDF5 keeps some
-  /// chunks, and values without chunks are read batch by batch, slowly if shuffled. If the files are larger than the
-  /// memory of the node or of the job's control group, BatchOptions::shuffle reads encoded chunks of 64 KB or more past
-  /// the page cache. Until they are decoded they take up to max(cache_bytes / 4, 64 MB) beside cache_bytes. Chunks of
-  /// each size get their memory in blocks of up to 16 MB, or of one chunk if it is larger.
+  /// Decoded chunks are kept as long as there is room. When there is none, a chunk of which the pass has read all
+  /// samples is dropped, or else the one that was used least recently. A chunk that is read in order, or whole by one
+  /// batch, is kept only from the second time on. If the decoded chunks of a column do not fit, BatchOptions::shuffle
+  /// takes an order that reads each chunk once. Columns that HDF5 must convert (numbers of fewer bits than their bytes
+  /// have, say) or decode (a filter that muster does not know) are read once, whole, and kept if they fit. If not, HDF5
+  /// keeps some chunks, and values without chunks are read batch by batch, slowly if shuffled. If the files are larger
+  /// than the memory of the node or of the job's control group, BatchOptions::shuffle reads encoded chunks of 64 KB or
+  /// more past the page cache. Until they are decoded they take up to max(cache_bytes / 4, 64 MB) beside cache_bytes.
+  /// Chunks of each size get their memory in blocks of up to 16 MB, or of one chunk if it is larger.
   std::int64_t cache_bytes = std::int64_t{1} << 30;
 };
 

@@ -78,8 +78,8 @@ class MUSTER_API ValidationFunction {
 
 struct ValidationConfig {
   ValidationFunction function = {};
-  /// The longest time for one validation. When it is over, the validation is given up, and its ranks validate nothing
-  /// more in this job. If no rank is left for later validations, these are pending, and the job ends with
+  /// The longest time for one validation. When this time is over, the validation is given up, and its ranks validate
+  /// nothing more in this job. If no rank is left for later validations, these are pending, and the job ends with
   /// ExitCode::stopped. A function that still does not return keeps running on its thread: when main returns on that
   /// rank, the process ends without the destructors of static objects. If only one thread may call MPI, there is no
   /// timeout.
