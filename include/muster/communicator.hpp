@@ -33,7 +33,7 @@ class Channel;
 /// The placement of a communicator's ranks on nodes. A node is a set of ranks that share memory.
 struct Topology {
   int local_rank = 0;  ///< this rank's number among the communicator's ranks on its node
-  int local_size = 1;  ///< the number of these ranks
+  int local_size = 1;  ///< how many of the communicator's ranks are on this rank's node
   int node_rank = 0;   ///< the number of this rank's node; nodes are numbered in the order of their lowest ranks
   int num_nodes = 1;
   std::vector<int> node_of_rank;   ///< [size], the number of each rank's node

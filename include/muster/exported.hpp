@@ -70,8 +70,8 @@ class MUSTER_API ExportedModuleImpl : public torch::nn::Module, public detail::g
   ///   auto out = net->call({x}, {{"mask", mask}}).toTuple();
   c10::IValue call(std::vector<c10::IValue> inputs, std::map<std::string, c10::IValue> named = {});
 
-  /// The names of the inputs in Python, in order, without constants. A tuple or dict among them has one name for each
-  /// of its tensors.
+  /// The names of the inputs in Python, in order, without constants. A tuple, list or dict among them has one name for
+  /// each of its tensors and numbers.
   const std::vector<std::string>& input_names() const noexcept;
 
   /// Switches the operators that depend on the mode: batch-norm, instance-norm, dropouts, LSTM, GRU, RNN, attention and
