@@ -22,7 +22,7 @@
 namespace muster {
 
 /// Cuts a box of `sizes` from the last sizes.size() dimensions of each sample, at a place that is drawn uniformly.
-/// These dimensions are first padded with `padding` zeros on both sides. An Error (ExitCode::data) unless all columns
+/// These dimensions are first padded with `padding` zeros on each side. An Error (ExitCode::data) unless all columns
 /// have the same sizes in these dimensions, and at least `sizes` with the padding. An Error (ExitCode::usage) if there
 /// is no size, if one is less than 1, or if `padding` is negative.
 MUSTER_API PreprocessorPtr random_crop(std::vector<std::string> columns, std::vector<std::int64_t> sizes,

@@ -61,9 +61,11 @@ class MUSTER_API Callback {
   /// A batch that completes a step has been handed out; `global_step` includes this step.
   virtual void on_batch(std::int64_t /*global_step*/) {}
   /// The other workers wait for `late.rank`: in 8 of the last 10 comparisons, its own part of a step took longer than
-  /// the median of the other workers by more than 10% of the step. Fewer comparisons are enough if the kernel's counts
-  /// show the cause. A comparison covers at least two steps and 20 ms. Saves are compared apart, in 8 of the last 10
-  /// saves (LateCause::saving). Called on the first worker only, once until that worker is on time again.
+  /// the median of the other workers by more than 10% of the step. Fewer late comparisons are enough if the kernel's
+  /// counts show that the rank had no core or no processor time. A comparison covers at least two steps and 20 ms.
+  /// Saves have a rule of their own (LateCause::saving): in 8 of the last 10, its part took longer by more than 20 ms
+  /// and 10% of the time since the save before. Called on the first worker only, and not again before the late worker
+  /// was on time.
   virtual void on_late_rank(const LateRank& /*late*/) {}
   /// A report is being made, and its checkpoint comes next. `row` is its row of result.json without
   /// checkpoint_dir_name, the same on all workers.
@@ -108,8 +110,8 @@ class MUSTER_API Callback {
   /// run continues, a callback gets the state that was saved under its name. If the checkpoint has a state of its class
   /// but none under its name, a warning says so, and a callback with a name gets null and begins anew.
   virtual std::string name() const { return {}; }
-  /// The state for load_state(), which is called on every worker after on_start() if the checkpoint has a state for it;
-  /// null: none.
+  /// The state for load_state(), which is called on every worker after on_start() if the checkpoint has a state for
+  /// this callback; null: none.
   virtual Json state() const { return nullptr; }
   virtual void load_state(const Json& /*state*/) {}
 };

@@ -9,7 +9,8 @@
 //   session.add_callback(muster::learning_rate_monitor(optimizer));
 //   session.add_callback(muster::plateau(scheduler, {.metric = "val_loss"}));
 //
-// A report that lacks the metric, such as one in the middle of an epoch, does not count.
+// For early_stopping() and plateau(), a report that lacks the metric, such as one in the middle of an epoch, does not
+// count.
 #pragma once
 
 #include <muster/callback.hpp>
@@ -41,12 +42,12 @@ struct EarlyStoppingOptions {
 };
 
 /// Ends training, as finished, when a metric no longer improves. A run that is continued keeps its count; with another
-/// metric or mode it begins anew, with a warning. A run that has ended this way is finished. It trains no more unless
-/// it is started with another train_loop_config or --resume must; then it continues if there is more patience.
+/// metric or mode it begins anew, with a warning. A run that has ended this way is finished. Another start trains only
+/// with another train_loop_config or --resume must, and then ends at once unless `patience` is larger than before.
 MUSTER_API std::shared_ptr<Callback> early_stopping(const EarlyStoppingOptions& options);
 
 struct PlateauOptions {
-  /// A reported number.
+  /// The name of a number that reports give. Metrics that a validation gives later do not count.
   std::string metric = {};
 };
 
@@ -61,7 +62,7 @@ struct LearningRateMonitorOptions {
   std::string name = "lr";
 };
 
-/// Adds the learning rate to each report's row.
+/// Adds the optimizer's present learning rate to each report's row, unless the report has a metric of that name.
 MUSTER_API std::shared_ptr<Callback> learning_rate_monitor(const torch::optim::Optimizer& optimizer,
                                                            const LearningRateMonitorOptions& options = {});
 

@@ -1,4 +1,4 @@
-// A checkpoint is a directory: manifest.json, state.h5 and the user's own files.
+// A checkpoint is a directory: manifest.json, state.h5, the user's own files, and validation.json once it is validated.
 #pragma once
 
 #include <muster/detail/export.hpp>
@@ -72,20 +72,21 @@ class CheckpointDict {
 /// another directory has its name now, calls throw an Error (ExitCode::retry).
 class MUSTER_API Checkpoint {
  public:
-  /// An existing directory. It need not have been written by muster. A symbolic link, such as a name that moves to a
-  /// newer checkpoint, is resolved now; path() is then the path of its target.
+  /// Opens an existing directory, which need not have been written by muster. A symbolic link, such as a name that
+  /// moves to a newer checkpoint, is resolved now; path() is then the path of its target.
   static Checkpoint from_directory(std::filesystem::path path);
-  /// A new temporary directory with these entries in its state.h5, for this rank only. It is removed with the last copy
-  /// of this handle. If every rank reports one, or starts from one, the ranks' values of a per_rank() entry become one
-  /// entry with all of them.
+  /// Makes a temporary directory with these entries in its state.h5, for this rank only. It is removed with the last
+  /// copy of this handle. If every rank reports one, or starts from one, the ranks' values of a per_rank() entry become
+  /// one entry with all of them.
   static Checkpoint from_dict(const CheckpointDict& dict);
 
   const std::filesystem::path& path() const noexcept { return path_; }
   /// Copies everything into the directory `path`, which is created; several ranks may do so at the same time. If there
-  /// is a manifest, compares the copy with its checksums, and copies it last. An Error if a different file is there.
+  /// is a manifest, compares the copy with its checksums, and copies it last. An Error if `path` has a file of the same
+  /// name with other contents.
   void to_directory(const std::filesystem::path& path) const;
-  /// All entries: their tensors, on the CPU, and JSON values. Verifies checksums. Per-rank entries (per_rank) have
-  /// the values of all ranks: tensors as [world, …], other values as a list.
+  /// Returns all entries: their tensors, on the CPU, and JSON values. Verifies checksums. Per-rank entries (per_rank)
+  /// have the values of all ranks: tensors as [world, …], other values as a list.
   StateDict to_dict() const;
   /// Loads the entry of that name ("model") into `entry`. Names, shapes and types are compared first; if they differ,
   /// nothing is changed. Through per_rank(), this rank's part is loaded, if the checkpoint came from from_dict() or the
@@ -93,8 +94,8 @@ class MUSTER_API Checkpoint {
   void load(const std::string& name, const StateEntry& entry) const;
 
   /// The checkpoint's JSON metadata; an empty object if it has none. When a checkpoint is reported, its metadata is
-  /// merged with the trainer's and with other ranks'. For a key that several have, the user's value on the lowest rank
-  /// is kept.
+  /// merged with the trainer's and with other ranks'. If a key comes several times, a checkpoint's value counts before
+  /// the trainer's, and a lower rank's before a higher rank's.
   Json get_metadata() const;
   void set_metadata(const Json& metadata);
 
@@ -108,7 +109,7 @@ class MUSTER_API Checkpoint {
 };
 
 /// The status of a run's checkpoint. In the row of a report that asked for a validation, "checkpoint_status" has one of
-/// these names.
+/// these names other than `committed`.
 enum class CheckpointStatus {
   committed,  ///< no validation was asked for
   pending_validation,
@@ -125,7 +126,7 @@ struct CheckpointInfo {
   std::int64_t epoch = 0;
   int world_size = 0;
   std::uint64_t bytes = 0;
-  std::string time = {};  ///< UTC, ISO 8601
+  std::string time = {};  ///< when it was saved: UTC, ISO 8601
   Json metrics = {};      ///< the metrics of its report and of its validation
   CheckpointStatus status = CheckpointStatus::committed;
   std::string problem = {};  ///< empty if it is complete; checksums are compared by verify_checkpoint() only

@@ -24,8 +24,8 @@
 //               them, or classes [N, …]
 //   target      classes [N, …]: integers from 0, or bools
 //   samples     how many of the N samples count (the first ones), as Batch::size() says; default: all
-//   weight      the weight of each, [N] or in the shape of the target: numbers of at least 0, or a mask of bools.
-//               Elements of weight 0 are ignored: iou.add(logits, target, batch.size(), target.ne(255))
+//   weight      the weight of each sample, [N], or of each element of the target, in its shape: numbers of at least 0,
+//               or a mask of bools. Weight 0 leaves out: iou.add(logits, target, batch.size(), target.ne(255))
 //
 // A sample with a NaN among its logits counts as wrong: if a metric needs a predicted class, it is the class after the
 // target. A warning says so once.
@@ -55,7 +55,8 @@ class MUSTER_API SampleMetric {
  public:
   void reset() noexcept;
 
-  /// Refers to this object. Each rank saves its own; at another number of ranks, the first rank gets the total of all.
+  /// Refers to this object. Each rank saves its own; at another number of ranks, the first rank gets the total of all,
+  /// and the other ranks get an empty metric.
   operator StateEntry();
 
  protected:
@@ -65,7 +66,7 @@ class MUSTER_API SampleMetric {
   SampleMetric(const SampleMetric&) = default;
   SampleMetric& operator=(const SampleMetric&) = default;
 
-  /// The value for this rank's samples.
+  /// Returns the metric's value for this rank's samples; NaN where it is undefined.
   Json evaluate() const;
   /// Adds `sums` to the metric's sums, element by element.
   void count(const at::Tensor& sums);
@@ -117,7 +118,7 @@ class MUSTER_API F1 : public SampleMetric {
  public:
   F1(const F1Options& options = {});
   void add(const at::Tensor& prediction, const at::Tensor& target, Samples samples = {}, const at::Tensor& weight = {});
-  /// NaN with Average::none.
+  /// This rank's F1; NaN with Average::none, for which per_class() has the values.
   double value() const;
   F1 take() { return taken(*this); }
   std::vector<double> per_class() const;
@@ -132,7 +133,7 @@ class MUSTER_API ConfusionMatrix : public SampleMetric {
  public:
   ConfusionMatrix(const ConfusionMatrixOptions& options = {});
   void add(const at::Tensor& prediction, const at::Tensor& target, Samples samples = {}, const at::Tensor& weight = {});
-  /// [num_classes, num_classes], in double.
+  /// This rank's counts, [num_classes, num_classes], in double.
   at::Tensor value() const;
   ConfusionMatrix take() { return taken(*this); }
 };
@@ -154,8 +155,9 @@ class MUSTER_API MeanIoU : public SampleMetric {
 
 /// The area under the ROC curve of two classes: the probability that a sample of class 1 has a larger score than one of
 /// class 0, where equal scores count half (the Mann-Whitney statistic; Hanley and McNeil 1982,
-/// doi:10.1148/radiology.143.1.7063747). It is exact, for whole numbers too: it keeps the scores of all samples, about
-/// 30 bytes each, and a report gathers them. Undefined if one of the classes is missing or a score is NaN.
+/// doi:10.1148/radiology.143.1.7063747). It is exact, also for whole numbers that a double cannot hold: it keeps the
+/// scores of all samples, 32 bytes each, and a report gathers them. Undefined if one of the classes is missing or a
+/// score is NaN.
 class MUSTER_API AUC : public SampleMetric {
  public:
   AUC();
@@ -171,8 +173,8 @@ class MUSTER_API Perplexity : public SampleMetric {
   Perplexity();
   /// `logits`: [N, C, …], as cross_entropy takes them.
   void add(const at::Tensor& logits, const at::Tensor& target, Samples samples = {}, const at::Tensor& weight = {});
-  /// `loss`: the mean of cross_entropy over `tokens` tokens; ignored if `tokens` is 0. If `loss` has several elements,
-  /// their mean is used.
+  /// `loss`: the mean of cross_entropy over `tokens` tokens; ignored if `tokens` is not above 0. If `loss` has several
+  /// elements, their mean is used.
   void add(const at::Tensor& loss, std::int64_t tokens);
   double value() const;
   Perplexity take() { return taken(*this); }

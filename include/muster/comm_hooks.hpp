@@ -9,7 +9,7 @@
 //     group.allreduce(tensors)->wait();
 //   };
 //
-// It needs <torch/csrc/distributed/c10d/ProcessGroup.hpp>.
+// Such a hook needs <torch/csrc/distributed/c10d/ProcessGroup.hpp>.
 #pragma once
 
 #include <muster/detail/export.hpp>
@@ -39,7 +39,8 @@ struct GradBucket {
   const at::Tensor gradients;
   /// Views of `gradients`: one for each parameter, in its shape.
   const std::vector<at::Tensor> views;
-  /// The bucket's number among the model's buckets, which are averaged one after the other.
+  /// The bucket's number among the model's buckets, from 0 on. They are averaged in this order; `last` marks the last
+  /// one.
   const std::size_t index = 0;
   const bool last = false;
   /// The hook's own data, kept for this bucket from one backward() to the next. Empty at first, and again when the
@@ -65,22 +66,23 @@ MUSTER_API CommHook fp16_compress_hook();
 struct PowerSgdOptions {
   /// The rank of the approximation: a higher one is closer to the gradient, and sends more.
   int rank = 1;
-  /// Averages before this iteration are exact; gradients change most in these first iterations.
+  /// The first `start_iteration` averages of a bucket are exact, since gradients change most in the beginning.
   std::int64_t start_iteration = 10;
-  /// A matrix is compressed if this makes it smaller by more than this factor.
+  /// A matrix is compressed only if it then becomes smaller by more than this factor.
   double min_compression_rate = 2;
   /// Adds the error of the approximation to this rank's next gradient. This takes as much memory as the compressed
   /// gradients, in float for gradients of 16 bits.
   bool error_feedback = true;
-  /// The seed of its random numbers; the same on all ranks.
+  /// The seed of the random numbers with which Q begins; the same on all ranks.
   std::uint64_t seed = 0;
 };
 
 /// PowerSGD (Vogels et al. 2019, arXiv 1905.13727): sends a gradient that is a matrix M as two thin matrices, P = M Q
 /// and Q = Mᵀ P with orthogonal P, and replaces it by P Qᵀ. A gradient of more than two dimensions is treated as a
-/// matrix of its first dimension by all others. Vectors, and matrices that would not become small enough, are averaged
-/// as they are. A compressed bucket that is not finite on some rank, as may happen with a GradScaler, becomes NaN on
-/// all ranks and does not change the stored errors. Neither does a parameter that no rank's batch has used.
+/// matrix of its first dimension by all others. Vectors, complex gradients, and matrices that would not become small
+/// enough are averaged as they are. A compressed bucket that is not finite on some rank, as may happen with a
+/// GradScaler, becomes NaN on all ranks and does not change the stored errors. Neither does a parameter that no rank's
+/// batch has used.
 MUSTER_API CommHook powersgd_hook(const PowerSgdOptions& options = {});
 
 }  // namespace muster

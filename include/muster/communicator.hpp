@@ -33,17 +33,16 @@ class Channel;
 /// The placement of a communicator's ranks on nodes. A node is a set of ranks that share memory.
 struct Topology {
   int local_rank = 0;  ///< this rank's number among the communicator's ranks on its node
-  int local_size = 1;
-  int node_rank = 0;  ///< nodes are numbered by their lowest rank
+  int local_size = 1;  ///< how many of the communicator's ranks are on this rank's node
+  int node_rank = 0;   ///< the number of this rank's node; nodes are numbered in the order of their lowest ranks
   int num_nodes = 1;
   std::vector<int> node_of_rank;   ///< [size], the number of each rank's node
   std::vector<std::string> hosts;  ///< [size], the name of each rank's host
 };
 
-/// Memory of one rank that every rank of its node can access, so that collectives need not copy it. Made by
+/// Memory of one rank that every rank of its node can access, so that collectives need not copy the data in it. Made by
 /// Communicator::shared_memory(). Cheap to copy; the memory lives until the last copy is gone. When no rank has a copy,
-/// the next call of shared_memory() on that communicator unmaps the memory's addresses and closes its file
-/// descriptor.
+/// the next call of shared_memory() on that communicator unmaps the memory's addresses and closes its file descriptor.
 ///
 /// A child of fork() writes to its own copy: its writes reach neither its parent nor another rank. Where it has not
 /// written, it may see the values at the time of the fork or the parent's present values.
@@ -65,7 +64,7 @@ class SharedMemory {
   std::size_t size_;
 };
 
-/// A communicator, made by Launch or by from_mpi() (muster/mpi.hpp).
+/// Ranks that communicate, as the head of this file says. Made by Launch, Session or from_mpi() (muster/mpi.hpp).
 class MUSTER_API Communicator {
  public:
   /// This process's rank, from 0 on.
@@ -81,7 +80,7 @@ class MUSTER_API Communicator {
 
   /// Returns when all ranks have called it. Collective.
   void barrier() const;
-  /// Returns the root's value on every rank. An Error (ExitCode::usage) if there is no such rank. Collective.
+  /// Returns the root's value on every rank. An Error (ExitCode::usage) if there is no rank `root`. Collective.
   std::string broadcast(std::string value, int root = 0) const;
   /// Returns the values of all ranks, in the order of ranks. Collective.
   std::vector<std::string> all_gather(const std::string& value) const;
@@ -90,7 +89,7 @@ class MUSTER_API Communicator {
   void all_reduce(std::span<float> values, ReduceOp op = ReduceOp::sum) const;
   void all_reduce(std::span<double> values, ReduceOp op = ReduceOp::sum) const;
   void all_reduce(std::span<std::int64_t> values, ReduceOp op = ReduceOp::sum) const;
-  /// The same for one value. Collective.
+  /// Returns the reduction of one value of each rank. Collective.
   double all_reduce(double value, ReduceOp op = ReduceOp::sum) const;
   std::int64_t all_reduce(std::int64_t value, ReduceOp op = ReduceOp::sum) const;
 

@@ -31,7 +31,7 @@ class NumWorkers {
   NumWorkers(std::optional<int> count) : least_(count), most_(count) {}
   NumWorkers(int least, int most) : least_(least), most_(most) {}
 
-  /// The bounds; both are empty if all ranks train.
+  /// The bounds, which are equal for a fixed number; both are empty if all ranks train.
   std::optional<int> least() const noexcept { return least_; }
   std::optional<int> most() const noexcept { return most_; }
   bool is_range() const noexcept { return least_ != most_; }
@@ -42,10 +42,10 @@ class NumWorkers {
 };
 
 struct ScalingConfig {
-  /// More workers than ranks is an error. The other ranks validate checkpoints (TrainerOptions::validation) or wait in
-  /// fit(), and get the same Result. With {least, most} as many ranks train as there are, up to `most`; `muster run`
-  /// then starts the program with fewer ranks if not all are available, at least `least` or --min-workers. The number
-  /// of samples per step stays the same.
+  /// The number of workers. More workers than ranks is an Error (ExitCode::usage). The other ranks validate checkpoints
+  /// (TrainerOptions::validation) or wait in fit(), and get the same Result. With {least, most} as many ranks train as
+  /// there are, up to `most`; `muster run` then starts the program with fewer ranks if not all are available, at least
+  /// `least` or --min-workers. The number of samples per step stays the same.
   NumWorkers num_workers = {};
   /// True: train on cuda:local_rank or, if another launch uses that GPU, on a free one. An error if there is none.
   bool use_gpu = false;
@@ -69,10 +69,10 @@ MUSTER_API void from_json(const Json& json, ScalingConfig& options);
 
 enum class ScoreOrder { max, min };
 
-/// What a report with a state does while the previous checkpoint is still being written.
+/// What a report that has something to save does while the previous checkpoint is still being written.
 enum class WhenBusy {
   wait,  ///< it waits until that checkpoint has been written
-  drop,  ///< it goes on without a checkpoint: its row has no checkpoint_dir_name
+  drop,  ///< it goes on without a checkpoint (its row has no checkpoint_dir_name), unless the run must stop
 };
 
 struct CheckpointConfig {
@@ -113,20 +113,21 @@ MUSTER_API void from_json(const Json& json, CheckpointConfig& options);
 /// itself is not checked: a NaN loss shows in its gradients, and an infinite loss with finite gradients does not harm
 /// the weights. A GradScaler checks before this, and skips bad steps by its own rule.
 ///
-/// For a fused optimizer the check is part of averaging or clipping; otherwise it reads the averages once.
+/// For a fused optimizer the check is part of averaging or clipping, except as `skip` says. For other optimizers it
+/// reads the averages once.
 enum class BadNumbers {
   /// Gradients are not checked.
   ignore,
   /// An Error (ExitCode::user_error) that names the step and, if known, the parameter and the rank. A fused optimizer
-  /// may have written its weights by then; the checkpoints are from before.
+  /// may already have changed the weights in this step; the checkpoints are from before it.
   stop,
   /// The step is skipped: weights and the optimizer's state stay as they are, and the loop continues. A report warns
   /// with the number of skipped steps. What the forward pass has changed stays changed, such as batch-norm statistics.
   /// With a fused optimizer and no max_grad_norm, this reads all gradients once more.
   skip,
   /// The training function begins again from the newest checkpoint, as after a failure, but this does not count as one.
-  /// It gets the same batches, and skips the step that was bad. If the process is started again, it does not know that
-  /// step and goes back once more.
+  /// It gets the same batches, and skips the step that was bad. If the job is started again, the new processes do not
+  /// know that step, and training goes back once more.
   roll_back,
 };
 
@@ -135,9 +136,10 @@ struct FailureConfig {
   /// 0 none, -1 no limit. The count begins anew if the newest checkpoint is of a later batch or epoch than at every
   /// failure before. If muster counts no batches, a later report that saves another state counts as progress too. After
   /// an error that all ranks know of, the next attempt begins inside the job: at once, then after 1, 2, 4 … s, at most
-  /// a minute. Errors of usage (64) and of data (65) end the job. After a lost or stuck rank (ExitCode::retry) `muster
-  /// run` starts the job again. Objects outside of the training function stay as the failed attempt has left them,
-  /// unless a State restores them: make optimizers and schedulers inside.
+  /// a minute. Errors for which is_worth_retrying() is false, such as those of usage (64) and of data (65), end the
+  /// job. After a lost or stuck rank (ExitCode::retry) `muster run` starts the job again. Objects outside of the
+  /// training function stay as the failed attempt has left them, unless a State restores them: make optimizers and
+  /// schedulers inside.
   int max_failures = 0;
   /// The same limit for ends of the job that are not the program's fault, which `muster run` counts separately: a lost
   /// node, or SIGTERM to ranks that do not handle it, as when a scheduler needs the nodes for another job.
@@ -168,22 +170,23 @@ MUSTER_API void from_json(const Json& json, LoggingConfig& options);
 /// trace_FIRST_LAST.json, by the first report after the steps, or at the end of training; a start that fails before
 /// that writes none. A rank records at most 65,536 events; when there are more, the oldest are left out.
 struct ProfileConfig {
-  /// The flag --profile turns it on.
+  /// True: the trace is recorded. The flag --profile turns it on, too.
   bool enabled = false;
   /// The steps, as the row's global_step counts them; both 0: the 11th to the 20th step of each start. The flag
   /// --profile=FIRST:LAST overrides them.
   std::int64_t first_step = 0, last_step = 0;
-  /// Also records libtorch's operators and autograd's functions. The flag --profile-operators turns it on.
+  /// True: the trace also has libtorch's operators and autograd's functions. The flag --profile-operators turns this
+  /// on.
   bool operators = false;
 };
 MUSTER_API void to_json(Json& json, const ProfileConfig& options);
 MUSTER_API void from_json(const Json& json, ProfileConfig& options);
 
 struct RunConfig {
-  /// The run's folder is storage_path/name, on a file system that all nodes share; storage_path is ./runs by default.
-  /// The flags --name and --storage override these. --name names the run of a program's first trainer; the
-  /// other trainers' runs are NAME_2, NAME_3, ..., in the order in which they begin. A trainer whose own `name` is NAME
-  /// keeps it.
+  /// The run's folder is storage_path/name, on a file system that all nodes share. By default, storage_path is ./runs,
+  /// and name is PROGRAM_JOB in a Slurm job and PROGRAM_TIME elsewhere. The flags --name and --storage override these.
+  /// --name names the run of a program's first trainer; the other trainers' runs are NAME_2, NAME_3, ..., in the order
+  /// in which they begin. A trainer whose own `name` is NAME keeps it.
   std::string name = {};
   std::filesystem::path storage_path = {};
   CheckpointConfig checkpoint_config = {};
@@ -209,6 +212,7 @@ struct TorchConfig {
   /// it.
   std::string backend = "auto";
   /// How long ranks wait for each other in any operation before the job ends (ExitCode::retry); --timeout overrides it.
+  /// Empty: the launch's timeout.
   std::optional<std::chrono::milliseconds> timeout = {};
 };
 MUSTER_API void to_json(Json& json, const TorchConfig& options);
@@ -240,7 +244,7 @@ struct DataConfig {
   /// The datasets that are split among the workers. Every other dataset is whole on each worker, so a metric that
   /// counts samples counts each of its samples once per worker.
   DatasetNames datasets_to_split = DatasetNames::not_given();
-  /// Split all datasets; empty: false.
+  /// True: all datasets are split. Empty: the trainer's default, which is false unless the trainer's class sets it.
   std::optional<bool> split_all = {};
 };
 MUSTER_API void to_json(Json& json, const DataConfig& options);

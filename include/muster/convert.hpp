@@ -20,8 +20,8 @@ struct ConvertOptions {
   /// and x for a single input. For h5, zarr and npz they choose and order the columns to copy, for h5 also fields of
   /// compound values ("particles.mass"); empty: all, in the order of names (npz: of the archive).
   std::vector<std::string> columns = {};
-  /// Samples per chunk; empty: contiguous, the layout that reads fastest (compression needs chunks, and chooses about
-  /// 256 KiB).
+  /// Samples per chunk. Empty: contiguous, the layout that reads fastest; with `compress`, which needs chunks, chunks
+  /// of about 256 KiB.
   std::optional<std::int64_t> chunk = {};
   /// Level of deflate, 1 … 9; empty: no compression.
   std::optional<int> compress = {};
@@ -30,7 +30,8 @@ struct ConvertOptions {
   std::vector<std::pair<std::string, double>> split = {};
   /// Shuffles the samples first with this seed; the order is the same on every machine.
   std::optional<std::uint64_t> shuffle = {};
-  /// Keeps only this many samples of each value of the last column: the first ones after the shuffle.
+  /// Keeps only this many samples of each value of the last column: the first ones, in the shuffled order if `shuffle`
+  /// is set.
   std::optional<std::int64_t> per_class = {};
   /// For CSV: true if the first line of each file is a header. Empty: it is a header if its last field is not a number;
   /// a warning says so if the line could be either.
@@ -66,19 +67,20 @@ MUSTER_API std::vector<std::filesystem::path> convert_npz(const std::vector<std:
 /// Comma-separated numbers: the last field of a line is the target, the fields before it are the features. Features are
 /// float32, and so is the target, unless all of it is written as integers: then it is int64. A column with a whole
 /// number above 2^24, which float32 may not hold, is int64 if all its values are whole (1e2 is), and float64 if they
-/// are not. Numbers with a fraction do not count. ConvertOptions::types decides otherwise, and ConvertOptions::header
-/// says whether the first line is a header. Several files are concatenated; the numbers of all of them are held in
-/// memory, 8 bytes each.
+/// are not. Numbers above 2^24 with a fraction do not change the type. ConvertOptions::types decides otherwise, and
+/// ConvertOptions::header says whether the first line is a header. Several files are concatenated; the numbers of all
+/// of them are held in memory, 8 bytes each.
 MUSTER_API std::vector<std::filesystem::path> convert_csv(const std::vector<std::filesystem::path>& inputs,
                                                           const std::filesystem::path& output,
                                                           const ConvertOptions& options = {});
 
 /// One HDF5 file, "FILE.h5[:/group]", whose columns may have any layout and any filters that can be decoded here. They
-/// keep their types, in this machine's byte order, their attributes that hold numbers, booleans or strings, and the
-/// names of their dimensions (dimension scales, as NetCDF has them); enumerations become their integers. A copy in
-/// order holds about 80 MB in memory, or as much as the largest chunk, and decodes each chunk once, unless the chunks
-/// of the same rows are larger than 64 MB together. A shuffled copy holds 256 MB more. It reads the input again for
-/// every 256 MB that it writes, or for a field of compound values, for every 64 MB of these values.
+/// keep their types, in this machine's byte order, their attributes that hold numbers, booleans or strings (each up to
+/// 1 MB and 1024 strings), and the names of their dimensions (dimension scales, as NetCDF has them); enumerations
+/// become their integers. A copy in order holds about 80 MB in memory, or as much as the largest chunk, and decodes
+/// each chunk once, unless the chunks of the same rows are larger than 64 MB together. A shuffled copy holds 256 MB
+/// more. It reads the input again for every 256 MB that it writes, or for a field of compound values, for every 64 MB
+/// of these values.
 MUSTER_API std::vector<std::filesystem::path> convert_h5(const std::vector<std::filesystem::path>& inputs,
                                                          const std::filesystem::path& output,
                                                          const ConvertOptions& options = {});
@@ -102,9 +104,9 @@ MUSTER_API Json describe_dataset(const std::string& path);
 
 /// Measures how fast training reads a dataset "FILE.h5[:/group]", and how fast it would be after the conversion that
 /// describe_dataset() advises, which is tried on the same samples in a folder in TMPDIR that is removed afterwards.
-/// Each measurement takes about a second, or as long as one pass. The samples are the first ones: about 64 MB of
-/// values, fewer if they take longer than a second, in whole chunks, or all where HDF5 reads a column whole. They are
-/// read in a random order, `batch` at once, and come from the system's cache, not from the disk.
+/// Each measurement takes about a second, or as long as one pass. The samples are the first ones, in whole chunks:
+/// about 64 MB of values, or fewer, down to 8 MB, if these take longer than a second; or all samples where HDF5 reads a
+/// column whole. They are read in a random order, `batch` at once, and come from the system's cache, not from the disk.
 ///
 /// Returns {"samples", "batch", "cache" ("memory"), "now": {"first_pass", "later_passes"}, "converted": the same, or
 /// null if no conversion is advised}. A pass is {"samples_per_s", "bytes_per_s"}, of decoded values. The first pass

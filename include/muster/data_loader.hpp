@@ -29,8 +29,8 @@ namespace muster {
 class Session;
 
 struct DataLoaderOptions {
-  /// The name under which its position is saved. Two loaders whose training passes are open at the same time need
-  /// different names, and so do a loader and a dataset.
+  /// The name under which the loader's position is saved. Two loaders whose training passes are open at the same time
+  /// need different names, and so do a loader and a dataset.
   std::string name = "train_loader";
   /// Samples per worker and step.
   std::size_t batch_size = 256;
@@ -39,13 +39,14 @@ struct DataLoaderOptions {
   /// Takes the samples in a random order of the whole dataset, a new one in each pass of each epoch. An error with your
   /// own sampler.
   bool shuffle = false;
-  /// Leaves out the last step of a pass if it is not full; with your own sampler, each worker's last batch.
+  /// Leaves out the last step of a pass if it is not full; with your own sampler, each worker's last batch if it is not
+  /// full.
   bool drop_last = false;
   /// See BatchOptions::training.
   bool training = true;
   /// Threads that read, each with its own copy of the dataset; 0: the iterating thread reads.
   std::size_t workers = 0;
-  /// How long to wait for these threads; empty: without limit.
+  /// How long a step may wait for a batch of these threads; empty: without limit.
   std::optional<std::chrono::milliseconds> timeout = {};
 };
 
@@ -62,7 +63,7 @@ class DataLoader : public detail::data::Loader<Dataset> {
   /// then has a copy of another worker's sample, whose gradient does not count. Leave this sample out of your own means
   /// over samples, too.
   std::int64_t batch_samples() const noexcept { return this->samples_; }
-  /// True if it was given a sampler, which divides the samples among the workers.
+  /// True if the loader was given your own sampler, which divides the samples among the workers.
   bool has_own_sampler() const noexcept { return this->sampler_->is_own(); }
   /// The weight of the current batch in its step.
   const std::shared_ptr<const detail::step::BatchWeight>& step() const noexcept { return this->sampler_->batch(); }

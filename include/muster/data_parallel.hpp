@@ -33,8 +33,8 @@
 namespace muster {
 
 struct DataParallelOptions {
-  /// The longest wait for other ranks, in every collective call and in backward(). Past it, the call throws an Error
-  /// (ExitCode::retry) that names the late ranks. The same on all ranks.
+  /// The longest wait for other ranks, in every collective call and in backward(). After that time, the call throws an
+  /// Error (ExitCode::retry) that names the late ranks. The same on all ranks.
   std::chrono::milliseconds timeout = std::chrono::seconds(1800);
   ModelOptions model = {};
 };
@@ -49,15 +49,15 @@ struct DataParallelOptions {
 /// Errors are thrown as muster::Error. Those of save() and load(), and of options that differ, are the same on all
 /// ranks. After an exception in backward() that all ranks catch, call zero_grad() on all of them and go on. If an
 /// exception ends the life of this object on one rank, the waits of the other ranks throw a RemoteError at once, which
-/// names that rank.
+/// names the rank with the exception.
 ///
 /// Calls are made on MPI's main thread below MPI_THREAD_SERIALIZED, and always by one thread at a time.
 class MUSTER_API DataParallel {
  public:
   /// Compares the model's names, shapes and types over the ranks, copies rank 0's weights and buffers to all of them,
   /// in place, and averages gradients from then on. The module stays on the device of its first parameter; parameters
-  /// on other devices are moved there. `ranks` is a communicator of from_mpi() (muster/mpi.hpp) or of a Launch, and
-  /// keeps its own timeout. Errors are those of Session::prepare_model. Collective.
+  /// on other devices are moved there. `ranks` is a communicator of from_mpi() (muster/mpi.hpp) or of a Launch; its own
+  /// timeout stays as it is. Errors are those of Session::prepare_model. Collective.
   DataParallel(const Communicator& ranks, std::shared_ptr<torch::nn::Module> module,
                const DataParallelOptions& options = {});
   template <ModuleHolder Holder>
@@ -78,14 +78,14 @@ class MUSTER_API DataParallel {
 
   /// While the scope lives, backward() accumulates gradients locally, without averaging.
   [[nodiscard]] NoSync no_sync() const;
-  /// While the scope lives, this rank's loss counts with `weight`: the number of its samples, or whatever it is a mean
-  /// over. The gradient is the sum of weight × gradient over the sum of the weights; see Session::step(batch, weight)
-  /// for the limits. Make the same scopes on every rank.
+  /// While the scope lives, this rank's loss counts with `weight`: the number of samples, or of other items, over which
+  /// the loss is a mean. The gradient is the sum of weight × gradient over the sum of the weights; see
+  /// Session::step(batch, weight) for the limits. Make the same scopes on every rank.
   [[nodiscard]] StepScope step(double weight) const;
   /// While the scope lives, ranks may have different numbers of batches; see muster/model.hpp. Collective.
   [[nodiscard]] Join join(const JoinOptions& options = {}) const;
   /// Replaces batch-norm's running statistics by their means over the ranks; num_batches_tracked becomes rank 0's.
-  /// Call it before evaluation and before save(). Collective.
+  /// Other buffers stay as they are on each rank. Call it before evaluation and before save(). Collective.
   void average_buffers();
 
   /// All ranks together write `state` to `folder`; use it for nothing else. A complete and durable new state replaces

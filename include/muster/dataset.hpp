@@ -68,8 +68,8 @@ class MUSTER_API Batch {
   using Item = std::pair<std::string, at::Tensor>;
 
   Batch() = default;
-  /// `samples`: how many rows count; default: all. `global_samples`: the same over all ranks of the step; default:
-  /// `samples`. `step`: the batch's weight in a step of a split dataset.
+  /// `samples`: how many rows count; default: all. `global_samples`: how many rows count on all ranks of the step
+  /// together; default: `samples`. `step`: the batch's weight in a step of a split dataset.
   explicit Batch(std::vector<Item> items, std::optional<std::int64_t> samples = {},
                  std::optional<std::int64_t> global_samples = {},
                  std::shared_ptr<const detail::step::BatchWeight> step = {});
@@ -78,7 +78,7 @@ class MUSTER_API Batch {
   /// the batch, whatever set() adds.
   at::Tensor& operator[](std::string_view name);
   const at::Tensor& operator[](std::string_view name) const;
-  /// Adds or replaces a column.
+  /// Adds a column, or replaces the one of that name. Does not check the number of rows.
   void set(std::string name, at::Tensor value);
   bool contains(std::string_view name) const noexcept;
 
@@ -114,14 +114,15 @@ struct DatasetOptions {
   /// Bytes of memory for values that must be decoded or converted, on every rank that reads them. Must be the same on
   /// all ranks. If all decoded chunks fit, the ranks of a node keep them once, in /dev/shm, instead of once per rank:
   /// see Dataset. Contiguous columns and chunks without filters need none: they are read directly from the file.
-  /// Decoded chunks are kept as long as there is room; the one that was used least recently goes first. A chunk that
-  /// is read in order, or whole by a batch, stays only when it comes again. If a column of such chunks does not fit,
-  /// BatchOptions::shuffle takes an order that reads each chunk once. Columns that HDF5 must convert (numbers of fewer
-  /// bits than their bytes have, say) or decode (a filter that muster does not know) are read once, whole, and kept if
-  /// they fit. If not, HDF5 keeps some chunks, and values without chunks are read batch by batch, slowly if shuffled.
-  /// If the files are larger than the memory of the node or of the job's control group, BatchOptions::shuffle reads
-  /// encoded chunks of 64 KB or more past the page cache. Until they are decoded they take up to max(cache_bytes / 4,
-  /// 64 MB) beside cache_bytes. Each size of chunks has its own blocks of memory: up to 16 MB, or one larger chunk.
+  /// Decoded chunks are kept as long as there is room. When there is none, a chunk of which the pass has read all
+  /// samples is dropped, or else the one that was used least recently. A chunk that is read in order, or whole by one
+  /// batch, is kept only from the second time on. If the decoded chunks of a column do not fit, BatchOptions::shuffle
+  /// takes an order that reads each chunk once. Columns that HDF5 must convert (numbers of fewer bits than their bytes
+  /// have, say) or decode (a filter that muster does not know) are read once, whole, and kept if they fit. If not, HDF5
+  /// keeps some chunks, and values without chunks are read batch by batch, slowly if shuffled. If the files are larger
+  /// than the memory of the node or of the job's control group, BatchOptions::shuffle reads encoded chunks of 64 KB or
+  /// more past the page cache. Until they are decoded they take up to max(cache_bytes / 4, 64 MB) beside cache_bytes.
+  /// Chunks of each size get their memory in blocks of up to 16 MB, or of one chunk if it is larger.
   std::int64_t cache_bytes = std::int64_t{1} << 30;
 };
 
@@ -131,11 +132,12 @@ struct WindowOptions {
   std::vector<std::int64_t> size;
   /// The distance from one window to the next; 0, or an empty list: the window's size, so that windows do not overlap.
   std::vector<std::int64_t> stride = {};
-  /// How many more values a window gets on both sides, at most as many as the dimension has; empty: none. Beyond the
+  /// How many more values a window gets on each side, at most as many as the dimension has; empty: none. Beyond the
   /// ends of the array they are NaN, or 0 in a column without NaN.
   std::vector<std::int64_t> margin = {};
   /// "FILE:/NAME", a variable with some of the first one's dimensions. A window is left out unless at least
-  /// `mask_share` of the mask's values in it, margins apart, are neither 0 nor NaN.
+  /// `mask_share` of the mask's values in it, margins apart, are neither 0 nor NaN. An Error (ExitCode::data) if no
+  /// window is left.
   std::optional<std::string> mask = {};
   double mask_share = 1;
   /// Parts of dimensions, by the values of their coordinates as they are stored: {{"time", {first, last}}} leaves out
@@ -158,8 +160,8 @@ struct RaggedOptions {
   std::string offsets = "offsets";
   /// Further columns, each [samples, …], such as labels.
   std::vector<std::string> columns = {};
-  /// The number behind the end of a sample that is shorter than the longest one of its batch. The types of all `values`
-  /// must be able to hold it.
+  /// The number that fills a sample up to the length of the longest one of its batch. The types of all `values` must be
+  /// able to hold it.
   at::Scalar padding = 0;
   /// Values of a sample beyond this length are left out; empty: none are.
   std::optional<std::int64_t> max_length = {};
@@ -168,7 +170,8 @@ struct RaggedOptions {
   std::int64_t cache_bytes = std::int64_t{1} << 30;
 };
 
-/// A worker's share of a stream: the rows of `worker`, 0 … workers − 1, which no other worker gets.
+/// A worker's share of a stream: the rows of `worker`, 0 … workers − 1, which no other worker gets. If the stream is
+/// not split (DataConfig), each worker gets share 0 of 1.
 struct StreamShard {
   int worker = 0;
   int workers = 1;
@@ -177,8 +180,9 @@ struct StreamShard {
   /// epoch, the number of the pass in the epoch, and `worker`. torch's default generator belongs to the training
   /// thread: what another thread draws from it differs from run to run.
   at::Generator generator = {};
-  /// Requests a stop when no more rows are needed: when the pass is left early, or an exception ends it. A reader that
-  /// may wait for long should check it, or register a std::stop_callback, and then return; its last rows are dropped.
+  /// Requests a stop when no more rows are needed, since the pass was left early or an exception has ended it. A reader
+  /// that may wait for long should check it, or register a std::stop_callback, and then return; its last rows are
+  /// dropped.
   std::stop_token stop = {};
 };
 
@@ -196,7 +200,7 @@ class StreamRows {
   std::variant<Json, Batch> rows_;
 };
 
-/// Returns the next rows of a share, and nothing at its end.
+/// Returns the next rows of a share; an empty optional at its end.
 using StreamReader = std::function<std::optional<StreamRows>()>;
 /// Starts reading a share; returns its reader.
 using MakeStream = std::function<StreamReader(const StreamShard&)>;
@@ -250,18 +254,18 @@ class MUSTER_API Dataset {
   Dataset(const std::string& path);
   Dataset(const std::filesystem::path& path);
 
-  /// One dataset from several files, in that order; their columns must agree.
+  /// One dataset from several files, in the given order; their columns must agree.
   ///
   /// HDF5 files, and so those of NetCDF-4, h5py and MATLAB (-v7.3), in any byte order. uint16, uint32 and uint64 become
   /// int32, int64 and int64; a uint64 above 2^63 − 1 is an Error when it is read. Enumerations become their integers.
   /// NetCDF's packed values are unpacked: with an attribute scale_factor or add_offset, a value v becomes v ×
-  /// scale_factor + add_offset, a float32 if it is stored in 1 or 2 bytes or as float32, and otherwise a float64. Then,
-  /// and in columns of floats, stored values that equal _FillValue or missing_value, or lie outside of valid_range,
-  /// valid_min and valid_max, become NaN. Other integers stay as they are, and so do values that were never written, if
-  /// there is no _FillValue. A limit that is a fraction does not count for integers. These attributes may be text; one
-  /// that is no number is an Error. Signed integers with the attribute _Unsigned = "true" are read as unsigned ones,
-  /// and unsigned ones with "false" as signed. A virtual dataset is read through HDF5, slower than its files as one
-  /// dataset. Its sources lie in the same folder.
+  /// scale_factor + add_offset, a float32 if it is stored in 1 or 2 bytes or as float32, and otherwise a float64. In
+  /// unpacked columns, and in columns of floats, stored values that equal _FillValue or missing_value, or lie outside
+  /// of valid_range, valid_min and valid_max, become NaN. Integers that are not packed stay as they are. So do values
+  /// that were never written, if there is no _FillValue. A limit that is a fraction does not count for integers. These
+  /// attributes may hold numbers as text; one that holds no number is an Error. Signed integers with the attribute
+  /// _Unsigned = "true" are read as unsigned ones, and unsigned ones with "false" as signed. A virtual dataset is read
+  /// through HDF5, slower than its files as one dataset. Its sources lie in the same folder.
   ///
   /// A path may also name a Zarr store, a folder or a zip archive, of version 2 or 3. Its arrays are read as columns in
   /// compressed chunks, with the same attributes. A missing chunk has the fill value. An Error (ExitCode::data) names a
@@ -282,34 +286,34 @@ class MUSTER_API Dataset {
   /// left out.
   ///
   /// Windows that share chunks of the file have neighbouring indices: a chunk's windows come one after the other. Of
-  /// encoded chunks that do not fit into cache_bytes, a shuffled pass takes the windows of up to 64 such groups at a
-  /// time, see BatchOptions::shuffle.
+  /// encoded chunks that do not fit into cache_bytes, a shuffled pass takes the windows of up to 64 chunks at a time,
+  /// see BatchOptions::shuffle.
   static Dataset windows(std::vector<std::string> variables, WindowOptions options);
-  /// Samples of different length, such as sentences, from files, in that order: "FILE.h5" or "FILE.h5:/group". The
+  /// Samples of different length, such as sentences, from files in the given order: "FILE.h5" or "FILE.h5:/group". The
   /// columns of the files must agree, and each file has its own offsets.
   ///
   ///   auto sentences = muster::Dataset::ragged("corpus.h5", {.values = {"tokens"}, .columns = {"label"}});
   ///   auto more = muster::Dataset::ragged({"a.h5", "b.h5"}, {.values = {"tokens"}, .columns = {"label"}});
   ///   // shard.iter_torch_batches({.batch_size = 32, .shuffle = true, .bucket_samples = 32 * workers})
   ///
-  /// A batch has each column of `values` as [rows, longest sample of the batch, …], padded at the end, and one mask of
-  /// the name of the first, "tokens_mask", bool [rows, longest]: true where a value is real. Then come the `columns`.
-  /// Each rank pads to the longest of its own samples. A sample may be empty; a batch of empty samples alone has the
-  /// shape [rows, 0, …]. In schema() the length is −1. Values are converted as in from_hdf5(). The offsets are kept in
-  /// memory, 8 bytes for each sample. An Error (ExitCode::data) when the file is opened if they are not as
+  /// A batch has each column of `values` as [rows, longest sample of the batch, …], padded at the end, and one mask,
+  /// named after the first of them, "tokens_mask", bool [rows, longest]: true where a value is real. Then come the
+  /// `columns`. Each rank pads to the longest of its own samples. A sample may be empty; a batch of empty samples alone
+  /// has the shape [rows, 0, …]. In schema() the length is −1. Values are converted as in from_hdf5(). The offsets are
+  /// kept in memory, 8 bytes for each sample. An Error (ExitCode::data) when the file is opened if they are not as
   /// RaggedOptions::offsets says.
   static Dataset ragged(std::vector<std::string> paths, RaggedOptions options);
   template <std::convertible_to<std::string> Path>
   static Dataset ragged(const Path& path, RaggedOptions options) {
     return ragged(std::vector<std::string>{path}, std::move(options));
   }
-  /// In memory. All tensors must have the same first dimension, and the same values on all ranks.
+  /// A dataset in memory. All tensors must have the same first dimension, and the same values on all ranks.
   static Dataset from_tensors(std::vector<std::pair<std::string, at::Tensor>> columns);
-  /// In memory, row by row. `items` is a list of JSON objects with the same keys, which are the columns in the order of
-  /// names, or a list of plain values, which make one column "item" (from_items({1, 2, 3})). Values are numbers,
-  /// booleans, or arrays of them, with the same shape in every row; numbers make a column of shape [rows]. Whole
-  /// numbers become int64 and others float64, as in Ray and NumPy; BatchOptions::dtypes converts them to float32. The
-  /// rows must be the same on all ranks.
+  /// A dataset in memory, given row by row. `items` is a list of JSON objects with the same keys, which are the columns
+  /// in the order of names, or a list of plain values, which make one column "item" (from_items({1, 2, 3})). Values are
+  /// numbers, booleans, or arrays of them, with the same shape in every row; numbers make a column of shape [rows].
+  /// Whole numbers become int64 and others float64, as in Ray and NumPy; BatchOptions::dtypes converts them to float32.
+  /// The rows must be the same on all ranks.
   static Dataset from_items(const Json& items);
   /// Rows that arrive one after the other and have no index: lines of a socket, the output of a simulation, files in
   /// your own format. In every pass `make` is called on each worker. It returns the reader of that worker's share: a
@@ -345,14 +349,14 @@ class MUSTER_API Dataset {
 
   /// The number of samples.
   std::int64_t count() const;
-  /// The columns, in order. The size of a dimension of −1 differs from batch to batch, see ragged().
+  /// The columns, in order. A size of −1 stands for a dimension whose size differs from batch to batch, see ragged().
   Schema schema() const;
   /// The samples with the given indices, in the given order (0 ≤ i < count(); repeats allowed). The random numbers of a
   /// preprocessor depend on the first index only.
   Batch read(std::span<const std::int64_t> samples) const;
   /// All values of one column: a tensor [count(), …] on the CPU. It reads the samples with all of their columns, so
-  /// choose this column alone in DatasetOptions::columns where the others are large. An Error (ExitCode::usage) if its
-  /// samples are of different length.
+  /// choose this column alone in DatasetOptions::columns where the others are large. An Error (ExitCode::usage) if the
+  /// column's samples are of different length.
   at::Tensor column(const std::string& name) const;
   /// The samples with the given indices, in the given order (0 ≤ i < count(); repeats allowed), as a dataset.
   ///
@@ -367,7 +371,7 @@ class MUSTER_API Dataset {
   /// DatasetOptions::cache_bytes, a random order decodes almost a chunk for each sample.
   Dataset subset(std::vector<std::int64_t> samples) const;
   /// Random parts that have no sample in common and together have all of them, the same on every machine for one seed.
-  /// `fractions` are positive and their sum is 1. Part i gets fractions[i] × count() samples, rounded down; samples
+  /// `fractions` must be positive and have the sum 1. Part i gets fractions[i] × count() samples, rounded down; samples
   /// that are left go to the parts with the largest remainders. Each part is in random order.
   std::vector<Dataset> random_split(std::vector<double> fractions, std::uint64_t seed = 0) const;
   /// The dataset with a preprocessor (already fitted) that is applied to every batch after reading. An Error
@@ -422,7 +426,7 @@ class ColumnTypes {
   ColumnTypes(Named named) : named_(std::move(named)) {}
   ColumnTypes(std::initializer_list<Named::value_type> named) : named_(named) {}
 
-  /// The type for all columns, if one was given.
+  /// The type for all columns; empty if none was given.
   const std::optional<at::ScalarType>& all() const noexcept { return all_; }
   /// The types by column name.
   const Named& named() const noexcept { return named_; }
@@ -442,18 +446,19 @@ struct BatchOptions {
   /// Samples per worker and step.
   std::int64_t batch_size = 256;
   /// Samples per step over all workers, in place of batch_size: the same at any number of workers. They are divided
-  /// among the workers as evenly as possible.
+  /// among the workers as evenly as possible. If the dataset is whole on each worker, a batch has this number divided
+  /// by the number of workers, rounded up.
   std::optional<std::int64_t> global_batch_size = {};
   /// True if a pass over a split dataset trains: its batches weight the gradients and are counted as steps and samples,
   /// and it belongs to the epoch from which a stopped run continues. All workers must take its batches alike, one by
   /// one, and may stop between two of them (see Session). A pass that begins while no gradients are recorded
-  /// (torch::NoGradGuard, session.evaluation) never trains. A training pass in which no gradients are averaged is
-  /// warned of once.
+  /// (torch::NoGradGuard, session.evaluation) never trains. If no gradients are averaged in a training pass of several
+  /// batches, there is a warning, once.
   ///
-  /// The options that decide which samples a pass takes (sizes of batches, `shuffle`, `drop_last`, those of the local
-  /// shuffle, `weights`, `num_samples`, `bucket_samples`) must be the same on all workers. That is checked for
-  /// training passes, at the next report at the latest: an Error (ExitCode::usage), the same on all workers, names the
-  /// option. A pass inside of another one is not checked.
+  /// The options that decide which samples a pass takes (batch_size, global_batch_size, `shuffle`, `drop_last`,
+  /// local_shuffle_buffer_size and local_shuffle_seed, `weights`, `num_samples`, `bucket_samples`) must be the same on
+  /// all workers. That is checked for training passes, at the next report at the latest: an Error (ExitCode::usage),
+  /// the same on all workers, names the option. A pass inside of another one is not checked.
   bool training = true;
   /// Takes the samples in a random order of the whole dataset, a new one in each pass of each epoch, drawn from the
   /// run's seed.
@@ -462,13 +467,14 @@ struct BatchOptions {
   /// chunk is decoded once in a pass. There are 64 lanes, or fewer if cache_bytes does not hold 128 chunks. The chunks
   /// are put in random order and dealt out to the lanes. A lane gives the rows of one chunk in random order and then
   /// those of its next chunk, and the pass takes one row from each lane in turn. So consecutive samples come from
-  /// different chunks, and a worker reads only the chunks of its lanes. Workers share some lanes, and decode the chunks
-  /// of those twice, unless the number of lanes is a multiple of the number of workers, and the step's samples are a
-  /// multiple or a divisor of it. Where HDF5 decodes (see cache_bytes), a dataset of many files may decode some chunks
-  /// more often, as each file gets an equal part of cache_bytes. The order does not depend on the number of workers,
-  /// and a run resumes in it at any number of workers.
+  /// different chunks, and a worker reads only the chunks of its lanes. Some lanes belong to two workers, both of which
+  /// decode their chunks, unless the number of lanes is a multiple of the number of workers, and the step's samples are
+  /// a multiple or a divisor of it. Where HDF5 decodes (see cache_bytes), a dataset of many files may decode some
+  /// chunks more often, as each file gets an equal part of cache_bytes. The order does not depend on the number of
+  /// workers, and a run resumes in it at any number of workers.
   bool shuffle = false;
-  /// Leaves out the last step of an epoch if it is not full. In a stream, each worker leaves out its last batch.
+  /// Leaves out the last step of a pass if it is not full. In a stream, each worker leaves out its last batch if that
+  /// is not full.
   bool drop_last = false;
   /// How many batches are read ahead; more if a function asks for threads, see Dataset::map_batches(). With 0, all
   /// work is done on the thread that iterates.
@@ -486,8 +492,8 @@ struct BatchOptions {
   /// count() × 2^-64 and an absolute one of 2^-63: a weight below that part of the sum is never drawn. The pass keeps
   /// 16 bytes of memory for each sample, and takes up to 40 more while it begins.
   ///
-  /// A pass that was interrupted needs its own weights to go on: save weights that change in the State. With others it
-  /// is an Error (ExitCode::data).
+  /// A pass that was interrupted needs its own weights to go on: if weights change, save them in the State. With other
+  /// weights it is an Error (ExitCode::data).
   ///
   /// Draws have no order in lanes (see `shuffle`): of encoded chunks that do not fit into DatasetOptions::cache_bytes,
   /// almost a chunk is decoded for each draw. An Error (ExitCode::usage) with `shuffle` or a local shuffle, or if the
@@ -505,9 +511,10 @@ struct BatchOptions {
   std::optional<std::int64_t> bucket_samples = {};
   /// Converts columns after reading, as in {{"x", at::kFloat}}, or all of them, as in at::kFloat.
   ColumnTypes dtypes = {};
-  /// The batches' device; empty: the session's device. To a GPU, batches that are read ahead are copied ahead too, from
-  /// pinned memory and on a stream of their own. No thread waits for the copy: when a batch is taken, the current
-  /// stream of that thread waits for it. Another stream that uses the batch must wait for that one.
+  /// The batches' device; empty: the session's device, or the CPU for iter_batches(). To a GPU, batches that are read
+  /// ahead are copied ahead too, from pinned memory and on a stream of their own. No thread waits for the copy: when a
+  /// batch is taken, the current stream of that thread waits for it. Any other stream that uses the batch must first
+  /// wait for this current stream.
   std::optional<at::Device> device = {};
 };
 
@@ -578,7 +585,7 @@ class MUSTER_API DatasetShard {
  public:
   explicit DatasetShard(std::shared_ptr<detail::data::ShardState> state);
 
-  /// A pass of batches on the session's device, converted as `dtypes` says.
+  /// A pass of batches on the session's device, unless `device` is given, and converted as `dtypes` says.
   BatchRange iter_torch_batches(BatchOptions options = {}) const;
   /// A pass of batches as they are stored, on the CPU and with their types, unless `dtypes` and `device` are given.
   BatchRange iter_batches(BatchOptions options = {}) const;

@@ -24,7 +24,7 @@ struct Finding {
   std::string subject;                  ///< what was checked: "MPI"
   std::string fact;                     ///< a sentence without its full stop
   std::string remedy = {};              ///< a sentence without its full stop; empty for ok
-  std::vector<std::string> hosts = {};  ///< the hosts for which it holds
+  std::vector<std::string> hosts = {};  ///< the hosts that the finding is about
 };
 
 struct Examination {
@@ -33,14 +33,14 @@ struct Examination {
   int ranks = 1;
   int nodes = 1;
   std::vector<Finding> findings = {};  ///< the worst first
-  Json facts = Json::object();         ///< an object for each host
+  Json facts = Json::object();         ///< what was found, by host: an object for each
 
   /// missing_package if a finding is to_mend; otherwise retry if a finding is may_pass; otherwise done.
   MUSTER_API ExitCode exit_code() const;
 };
 
 struct DoctorOptions {
-  std::filesystem::path storage = "runs";  ///< the nearest existing parent is tried if it does not exist
+  std::filesystem::path storage = "runs";  ///< the folder to try; if it does not exist, its nearest parent that does
   /// A command that calls start_mpi_alone(). A process without a launcher runs it, since MPI's start may hang or end
   /// the process.
   std::vector<std::string> start_mpi = {};

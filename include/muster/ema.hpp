@@ -10,11 +10,11 @@
 //   session.report({{"val_loss", val_loss}}, state);
 //
 // Every rank keeps the averages. They are the same on all ranks without communication, because the weights are. (This
-// does not hold after join(), where ranks have made different numbers of updates: a save then warns, and keeps rank
-// 0's.)
+// does not hold after join(), where ranks have made different numbers of updates: a save then warns, and keeps rank 0's
+// averages.)
 //
-// In a checkpoint they have the names of the model's parameters: Checkpoint::load("ema", net) loads them into a model,
-// and `muster checkpoint export --entry ema` exports them to Python.
+// In a checkpoint the averages have the names of the model's parameters: Checkpoint::load("ema", net) loads them into a
+// model, and `muster checkpoint export --entry ema` exports them to Python.
 #pragma once
 
 #include <muster/detail/export.hpp>
@@ -58,7 +58,7 @@ class MUSTER_API EMAScope {
 /// one average.
 class MUSTER_API EMA {
  public:
-  /// Throws an Error (ExitCode::usage) if the decay is not between 0 and 1.
+  /// Throws an Error (ExitCode::usage) if the decay is not from 0 to 1.
   explicit EMA(std::shared_ptr<torch::nn::Module> module, const EMAOptions& options = {});
   template <class M>
   requires std::convertible_to<M*, torch::nn::Module*>
@@ -77,8 +77,9 @@ class MUSTER_API EMA {
   /// the scope, also by an exception, they have their own values again. Before the first update, the averages equal the
   /// weights. Do not change the weights inside the scope. An update or another scope, also of another EMA of these
   /// weights, is an Error (ExitCode::user_error), and so is a report of a State with the model or the average: report
-  /// after the scope. Loading either of them is refused (ExitCode::data). Checkpoint::from_dict and exports inside the
-  /// scope contain the averages as the model's weights; use this to save an averaged model under the name "model".
+  /// after the scope. Loading the model or the average is refused (ExitCode::data). Checkpoint::from_dict and exports
+  /// inside the scope contain the averages as the model's weights; use this to save an averaged model under the name
+  /// "model".
   [[nodiscard]] EMAScope apply() const;
 
   /// An entry that refers to the average, and keeps it alive.

@@ -12,7 +12,7 @@ namespace muster {
 /// How a process ends. Launch::run turns an Error into its code, any other exception into `user_error`.
 enum class ExitCode : int {
   done = 0,
-  user_error = 1,        ///< an exception of the user's own code
+  user_error = 1,        ///< an exception of the user's own code, or a mistake in it that muster has detected
   usage = 64,            ///< wrong flags, options or calls; a run whose name or directory cannot be used
   data = 65,             ///< bad data, configuration file, checkpoint or model; no GPU although one is wanted
   missing_package = 69,  ///< a program or library is missing here, or was when muster was built
@@ -48,7 +48,7 @@ class MUSTER_API Error : public std::runtime_error {
   Error(ExitCode code, const std::string& text) : std::runtime_error(text), code_(code), agreed_(true) {}
 
   ExitCode code() const noexcept { return code_; }
-  /// True if every rank has this same error, and for a RemoteError; otherwise it is this rank's own.
+  /// True if every rank has this same error, and for a RemoteError. False: only this rank has the error.
   bool agreed() const noexcept { return agreed_; }
 
  private:
@@ -61,7 +61,7 @@ class MUSTER_API RemoteError : public Error {
  public:
   RemoteError(ExitCode code, int rank, const std::string& text) : Error(code, text), rank_(rank) {}
 
-  /// The launch's rank on which it happened.
+  /// The rank on which the error happened, as the launch or the DataParallel numbers it.
   int rank() const noexcept { return rank_; }
 
  private:

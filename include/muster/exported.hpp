@@ -64,14 +64,14 @@ class MUSTER_API ExportedModuleImpl : public torch::nn::Module, public detail::g
   at::Tensor forward(const at::Tensor& input);
   /// Runs the program for any inputs, and returns what the model returns in Python: tensors, numbers, tuples, lists and
   /// dicts of them. `inputs` are the arguments of Python's forward() in order, which may be tuples, lists and dicts of
-  /// tensors and numbers; `named` are others by their names. Those that were constants at export, such as None, may be
-  /// left out:
+  /// tensors and numbers; `named` are further arguments by their names. Arguments that were constants at export, such
+  /// as None, may be left out:
   ///
   ///   auto out = net->call({x}, {{"mask", mask}}).toTuple();
   c10::IValue call(std::vector<c10::IValue> inputs, std::map<std::string, c10::IValue> named = {});
 
-  /// The names of the inputs in Python, in order, without constants. A tuple or dict among them has one name for each
-  /// of its tensors.
+  /// The names of the inputs in Python, in order, without constants. A tuple, list or dict among them has one name for
+  /// each of its tensors and numbers.
   const std::vector<std::string>& input_names() const noexcept;
 
   /// Switches the operators that depend on the mode: batch-norm, instance-norm, dropouts, LSTM, GRU, RNN, attention and
@@ -101,8 +101,9 @@ class MUSTER_API ExportedModuleImpl : public torch::nn::Module, public detail::g
 TORCH_MODULE(ExportedModule);
 
 /// Returns the module in a file of torch.export.save(), on the CPU and in the mode in which it was exported. An Error
-/// (ExitCode::data) names the file if it does not exist, is damaged, or has another version of the format, and the
-/// operator or object if the program needs one that cannot run here. Acts on the calling rank only.
+/// (ExitCode::data) names the file if it does not exist, is damaged, or has a version of the format that muster does
+/// not read. If the program needs an operator or object that cannot run here, the Error names that. Acts on the calling
+/// rank only.
 MUSTER_API ExportedModule load_exported(const std::filesystem::path& file, const ExportedOptions& options = {});
 
 /// Writes the program in the file `program` with the tensors of `state`, by Python's names, for torch.export.load() and

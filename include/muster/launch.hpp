@@ -1,4 +1,4 @@
-// The launch: the object in main whose lifetime is that of MPI.
+// The launch: the object in main that starts and ends MPI, unless the program does, and reads the flags.
 //
 //   int main(int argc, char** argv) {
 //     muster::Launch launch(argc, argv);
@@ -27,7 +27,7 @@
 #include <utility>
 #include <vector>
 
-// Only for CLI11's version number.
+// Defines CLI11's version number, without the rest of CLI11.
 #if !defined(CLI11_VERSION_MAJOR) && __has_include(<CLI/Version.hpp>)
 #include <CLI/Version.hpp>
 #endif
@@ -58,7 +58,7 @@ enum class Bind { automatic, cores, none };
 enum class Resume { automatic, never, must, path };
 
 /// The flags that every program has, with their resolved values: the flag, otherwise the environment variable
-/// (MUSTER_NAME for --name, …), otherwise empty, so that the program's own setting applies.
+/// (MUSTER_NAME for --name, …), otherwise empty or the default, so that the program's own setting applies.
 ///
 /// They are the same on all ranks. A value that a rank was not given, by flag or environment, is taken from rank 0; a
 /// value that differs from rank 0's is an error (ExitCode::usage), except for --threads and --log-level. The same holds
@@ -93,23 +93,25 @@ concept HasExitCode = requires(const T& ended) {
   { ended.error } -> std::convertible_to<std::optional<Error>>;
 };
 
-/// Not movable. It lives in main, around everything else of muster, or in a program that already has MPI.
+/// Not movable. Make it at the beginning of main, before anything else of muster. A program that already has MPI makes
+/// it where it trains.
 class MUSTER_API Launch {
  public:
   /// Initialises MPI at THREAD_MULTIPLE unless it is initialised. Ignores SIGXFSZ unless the program has a handler for
-  /// it, so that a limit on the size of files is an error of the write. `version` is what --version prints after the
-  /// program's name. Ends the process with ExitCode::usage if the launcher has started N worlds of one rank instead of
-  /// one of N, or several programs of which not all make a Launch within 10 s. Otherwise it waits for all ranks as long
-  /// as --timeout says, then ends the job with ExitCode::retry; a warning after 10 s says how many have come.
+  /// it, so that a write beyond the limit on the size of files fails and does not end the process. `version` is what
+  /// --version prints after the program's name. Ends the process with ExitCode::usage if the launcher has started N
+  /// worlds of one rank instead of one of N, or several programs of which not all make a Launch within 10 s. Otherwise
+  /// it waits for all ranks as long as --timeout says, then ends the job with ExitCode::retry; a warning after 10 s
+  /// says how many have come.
   Launch(int argc, char** argv, const std::string& version = {});
   /// A launch on the ranks of the caller's communicator, such as one from from_mpi() (muster/mpi.hpp). It leaves MPI,
-  /// malloc, the threads' CPUs and the process's end as they are. An error on which the ranks agree is only run()'s
-  /// exit code; a rank of the launch that does not answer ends the job. The launch handles SIGUSR1, SIGUSR2 and SIGHUP
-  /// while it lives, unless the program has its own handler for them or ignores SIGHUP. The job's other ranks may do
-  /// anything meanwhile; threads_per_rank() does not know of them. Launches may follow one another; torch's seeds and
-  /// number of threads stay as training has set them. If MPI was initialised below MPI_THREAD_MULTIPLE, sweeps, gloo
-  /// and NCCL are refused, and asynchronous saving is off. Collective over `ranks`, which wait as long as --timeout
-  /// says, by default as long as `ranks` do.
+  /// malloc, the threads' CPUs and the process's end as they are. An error on which the ranks agree only becomes
+  /// run()'s exit code. If a rank of the launch does not answer, the others end the job. The launch handles SIGUSR1,
+  /// SIGUSR2 and SIGHUP while it lives, except those that the program itself handles or ignores. The job's other ranks
+  /// may do anything meanwhile; threads_per_rank() does not take them into account. Launches may follow one another;
+  /// torch's seeds and number of threads stay as training has set them. If MPI was initialised below
+  /// MPI_THREAD_MULTIPLE, sweeps, gloo and NCCL are refused, and asynchronous saving is off. Collective over `ranks`,
+  /// which wait as long as --timeout says, by default as long as `ranks` do.
   Launch(int argc, char** argv, const Communicator& ranks, const std::string& version = {});
   /// The launch of a sweep's trial, on a part of the ranks.
   Launch(const Launch& whole, detail::launch::LaunchPart part);
@@ -149,29 +151,30 @@ class MUSTER_API Launch {
   int rank() const noexcept { return communicator().rank(); }
   int size() const noexcept { return communicator().size(); }
 
-  /// Valid inside run().
+  /// The resolved flags; valid inside run().
   const LaunchFlags& flags() const noexcept;
   /// The program's name without its folder.
   const std::string& program() const noexcept;
   /// Threads of torch that a rank should use: --threads, OMP_NUM_THREADS, or cpus_per_rank().
   int threads_per_rank() const noexcept;
   /// This rank's share of the CPUs on which it may run: each CPU is divided by the number of the node's ranks that may
-  /// use it. Not more than its part of the quota that a control group grants.
+  /// use it. Not more than this rank's part of the processor time that a control group grants.
   int cpus_per_rank() const noexcept;
-  /// This process's number among the processes of the whole launch on its node; it selects the GPU.
+  /// This process's number, from 0 on, among the processes of the whole launch on its node; it selects the GPU.
   int local_process_index() const noexcept;
   /// Inside run(): the processes of the whole launch on this host, not only of a sweep's trial.
   const std::set<pid_t>& processes_of_host() const noexcept;
-  /// Returns the next trainer's number in this launch, from 1 on: the suffix of its run's name under --name.
+  /// Returns the number of the next trainer in this launch, from 1 on. From 2 on, it is the suffix of the run's name
+  /// under --name.
   int next_trainer_number() noexcept;
   /// Callbacks that receive the events of every run of this launch, in addition to the run's own callbacks; used by
   /// sweeps.
   const std::vector<std::shared_ptr<Callback>>& callbacks() const noexcept;
   /// True if this rank has been asked to stop: by SIGUSR1 or SIGUSR2 (mpirun, srun and scancel forward them), by SIGHUP
-  /// unless it is ignored (nohup), by SIGTERM in a batch job if srun or `muster run` has started it, or by its time
-  /// limit. A session's workers tell each other, stop at the same place, and the run ends with ExitCode::stopped or, if
-  /// nothing could be saved, ExitCode::retry; see Session. Under mpirun alone, SIGTERM to mpirun or to a rank ends all
-  /// ranks within two seconds, whatever the program does.
+  /// unless it is ignored (nohup), by SIGTERM if srun or, in a batch job, `muster run` has started the ranks, or by the
+  /// time limit. A session's workers tell each other and stop at the same place. The run ends with ExitCode::stopped
+  /// or, if nothing could be saved, ExitCode::retry; see Session. Under mpirun alone, SIGTERM to mpirun or to a rank
+  /// ends all ranks within two seconds, whatever the program does.
   ///
   /// Signals are noted from the moment the Launch is made; muster handles none before, so they have their usual effect.
   /// If one of these signals ends a rank before that, `muster run` counts the rank as stopped, not failed.

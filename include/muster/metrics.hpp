@@ -34,7 +34,7 @@ class StateEntry;
 ///     session.report({{"loss", loss.take()}}, state);
 class MUSTER_API Mean {
  public:
-  /// `value` is itself a mean over `samples` samples; with 0 samples it is ignored.
+  /// `value` is itself a mean over `samples` samples; with 0 samples or fewer it is ignored.
   void add(double value, std::int64_t samples = 1) noexcept {
     if (samples <= 0) return;
     sum_ += value * static_cast<double>(samples);
@@ -43,14 +43,15 @@ class MUSTER_API Mean {
   /// A tensor of one real number; waits for its value. Any other tensor is an Error (ExitCode::user_error).
   void add(const at::Tensor& value, std::int64_t samples = 1);
 
-  /// NaN before the first sample.
+  /// The mean so far; NaN before the first sample.
   double value() const noexcept { return samples_ > 0 ? sum_ / static_cast<double>(samples_) : std::nan(""); }
   std::int64_t samples() const noexcept { return samples_; }
   void reset() noexcept { *this = {}; }
   /// Returns the mean so far and resets it.
   Mean take() noexcept { return std::exchange(*this, {}); }
 
-  /// Refers to this object. Each rank saves its own; at another number of ranks, the first rank gets the total of all.
+  /// Refers to this object. Each rank saves its own; at another number of ranks, the first rank gets the total of all,
+  /// and the other ranks get an empty mean.
   operator StateEntry();
 
  private:

@@ -46,7 +46,7 @@ struct AutocastOptions {
 /// without AVX-512, 16 bits take many times as long as float; the first scope that is enabled warns about this.
 class MUSTER_API Autocast {
  public:
-  /// An Error (ExitCode::usage) for another dtype.
+  /// Begins the scope. An Error (ExitCode::usage) unless the dtype is at::kBFloat16 or at::kHalf.
   explicit Autocast(at::DeviceType device, const AutocastOptions& options = {});
   Autocast(const Autocast&) = delete;
   Autocast& operator=(const Autocast&) = delete;
@@ -77,7 +77,7 @@ struct GradScalerOptions {
 /// them.
 class MUSTER_API GradScaler {
  public:
-  /// `communicator`: the ranks that step together; used by this scaler alone. Throws an Error (ExitCode::usage) if an
+  /// `communicator`: the ranks that step together; nothing else may use it. Throws an Error (ExitCode::usage) if an
   /// option is out of its range.
   GradScaler(Communicator communicator, at::Device device, const GradScalerOptions& options = {});
   GradScaler(const GradScaler&) = delete;
@@ -87,28 +87,30 @@ class MUSTER_API GradScaler {
   at::Tensor scale(const at::Tensor& loss) const;
   std::vector<at::Tensor> scale(const std::vector<at::Tensor>& losses) const;
 
-  /// Divides the optimizer's gradients by the scale, in place, so that they may be read or clipped before step(). They
-  /// are the averages, even if the optimizer is fused (muster/optimizer.hpp). Call it once per optimizer between two
-  /// calls of update(), after the optimizer's last backward(). A second call, or one after step(), is an Error
-  /// (ExitCode::user_error), and so are gradients in half precision and complex ones. A rank may lack some or all
-  /// gradients. Collective.
+  /// Divides the optimizer's gradients by the scale, in place, so that they may be read or clipped before step().
+  /// Afterwards .grad has the averages, even if the optimizer is fused (muster/optimizer.hpp). Call it once per
+  /// optimizer between two calls of update(), after the optimizer's last backward(). A second call, or one after
+  /// step(), is an Error (ExitCode::user_error), and so are gradients in half precision and complex ones. A rank may
+  /// lack some or all gradients. Collective.
   void unscale_(torch::optim::Optimizer& optimizer);
 
-  /// Calls unscale_() if you have not; then optimizer.step(), unless a gradient of any rank was infinite or NaN.
-  /// Returns true if it stepped, the same on all ranks. Once per optimizer between two calls of update(). Collective.
+  /// Unscales the gradients unless unscale_() has done so; then calls optimizer.step(), unless a gradient of any rank
+  /// was infinite or NaN. Returns true if it stepped, the same on all ranks. Once per optimizer between two calls of
+  /// update(). Collective.
   bool step(torch::optim::Optimizer& optimizer);
 
   /// Adapts the scale to the gradients since the last call, or sets it to `new_scale`. An Error (ExitCode::user_error)
-  /// if there was no step() or unscale_() since then and no `new_scale` is given. If a step has several batches on a
-  /// worker (ScalingConfig::virtual_workers), the scale changes only after the last one. Local; the same on all ranks.
+  /// if `new_scale` is not a finite number above 0 or, without one, if there was no step() or unscale_() since the last
+  /// call. If a step has several batches on a worker (ScalingConfig::virtual_workers), the scale changes only after the
+  /// last one. Local; the same on all ranks.
   void update(std::optional<double> new_scale = {});
 
-  /// 1 if it is not enabled.
+  /// The present scale; 1 if the scaler is not enabled.
   double get_scale() const;
   bool is_enabled() const noexcept { return options_.enabled; }
 
-  /// An entry with scale, steps since it last changed, and options: session.state({{"scaler", scaler}, …}). Refers to
-  /// this object.
+  /// An entry with the scale, the number of steps since it last changed, and the options: session.state({{"scaler",
+  /// scaler}, …}). Refers to this object; empty if the scaler is not enabled.
   operator StateEntry();
 
  private:
@@ -118,7 +120,7 @@ class MUSTER_API GradScaler {
     bool found_inf = false;        // true if any rank found an infinite or NaN gradient
     bool is_step_complete = true;  // false before the step's last batch
   };
-  /// `fetch`: true if gradients that were left to a fused optimizer must be averaged first.
+  /// `fetch`: true if gradients that a fused optimizer has not averaged yet must be averaged first.
   void unscale(torch::optim::Optimizer& optimizer, bool fetch);
   /// Unscales on this rank only; returns true if a gradient is infinite or NaN.
   bool unscale_here(const torch::optim::Optimizer& optimizer) const;

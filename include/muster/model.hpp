@@ -32,24 +32,24 @@ enum class Parallel {
 
 struct ModelOptions {
   Parallel parallel = Parallel::data;
-  /// Gradients on GPUs, and those that a communication hook averages, are sent in buckets of at most this many bytes (a
-  /// larger gradient alone), in the order in which the first backward() computed them; so are others where node-shared
-  /// memory is too small. If a size that you set has no effect, the log says so.
+  /// The most bytes of a bucket; a larger gradient is sent alone. Gradients are sent in buckets if they are on GPUs, if
+  /// a communication hook or gloo averages them, or if node-shared memory is too small for them, in the order in which
+  /// the first backward() computed them. If a size that you set has no effect, the log says so.
   std::size_t bucket_bytes = std::size_t{4} << 20;
   /// The same for the first bucket of each type. A small first bucket is ready early, so averaging begins early.
   std::size_t first_bucket_bytes = std::size_t{1} << 20;
   /// How a bucket is averaged, in place of a plain sum; see muster/comm_hooks.hpp. Gradients then do not go through
   /// node-shared memory, except over several nodes with bf16_compress_hook() or fp16_compress_hook(), and optimizers
-  /// are not fused.
+  /// are not fused. An Error (ExitCode::usage) with virtual workers.
   CommHook comm_hook = {};
   /// True: a separate thread averages gradients while backward() computes. Empty: it does so if a rank has at least one
-  /// core more than threads of torch, since that is faster. Only for parameters on the CPU; gloo and NCCL always have
-  /// threads of their own.
+  /// core more than threads of torch, since that is faster. Only for parameters on the CPU, and if several threads may
+  /// call MPI; gloo and NCCL always have threads of their own.
   std::optional<bool> progress_thread = {};
   /// Replaces torch's batch-norms in the torch::nn::Sequential containers of the model by those of
-  /// muster/sync_batch_norm.hpp, with the same parameters and names. Those of an ExportedModule are synchronised too.
-  /// Any other batch-norm, including a derived class, is an Error (ExitCode::usage) that names it, before anything is
-  /// changed.
+  /// muster/sync_batch_norm.hpp, with the same parameters and names. The batch-norms of an ExportedModule are
+  /// synchronised too. Any other batch-norm, including a derived class, is an Error (ExitCode::usage) that names it,
+  /// before anything is changed.
   bool sync_batch_norm = false;
 };
 
@@ -104,7 +104,7 @@ struct JoinOptions {
 /// The loop must contain no other collective: no GradScaler, no session.mean, no fused optimizer.
 class MUSTER_API Join {
  public:
-  /// Collective.
+  /// Begins the scope. An Error (ExitCode::usage) unless exactly one model averages gradients. Collective.
   Join(const std::vector<std::shared_ptr<detail::gradients::PreparedModel>>& models, const JoinOptions& options);
   Join(const Join&) = delete;
   Join& operator=(const Join&) = delete;
@@ -116,11 +116,11 @@ class MUSTER_API Join {
   void finish();
 
  private:
-  /// Returns how many ranks begin an averaging round now; `this_one`: true if this rank does. Collective.
+  /// Returns how many ranks begin to average gradients now; `this_one`: true if this rank does. Collective.
   std::int64_t ranks_with_a_round(bool this_one);
 
   std::shared_ptr<detail::gradients::PreparedModel> model_;
-  std::int64_t rounds_ = 0;  ///< averaging rounds of this rank
+  std::int64_t rounds_ = 0;  ///< how often this rank has averaged gradients in the scope
   int exceptions_;           ///< uncaught exceptions when the scope began
   bool finished_ = false;
 };

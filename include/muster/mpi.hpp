@@ -10,9 +10,9 @@ namespace muster {
 
 /// Returns a communicator over a duplicate of `comm`, which remains the caller's. MPI must be initialised, and must not
 /// be finalised while the communicator is used. Below MPI_THREAD_SERIALIZED, MPI's main thread must make this call and
-/// all calls that use the communicator; otherwise it is an Error (ExitCode::usage). MPI_COMM_NULL and an
-/// intercommunicator are such Errors, too. Collective over `comm`; an Error (ExitCode::retry) if some of its ranks do
-/// not make the call within half an hour.
+/// all calls that use the communicator; otherwise it is an Error (ExitCode::usage). So are MPI_COMM_NULL and an
+/// intercommunicator. Collective over `comm`; an Error (ExitCode::retry) if some of its ranks do not make the call
+/// within half an hour.
 ///
 /// Any number of launches may follow one another: they reuse the same MPI communicators, about 20 for a launch that
 /// trains, which stay until MPI ends.

@@ -71,20 +71,21 @@ enum class SchedulerStepFreq { batch, epoch, manual };
 /// Describes one call of train() or validate().
 struct EpochInfo {
   std::int64_t epoch_idx = 0;                  ///< passes over the training data begun before the current one
-  std::optional<std::int64_t> num_steps = {};  ///< batches of this call; empty: the rest of the pass, in validate() all
+  std::optional<std::int64_t> num_steps = {};  ///< number of batches; empty: rest of the pass (train) or all (validate)
   Json info = Json::object();                  ///< TrainOptions::info or ValidateOptions::info
 };
-/// Describes one batch of a call of train() or validate().
+/// Describes one batch of a call of train() or validate(), and the call.
 struct BatchInfo : EpochInfo {
   std::int64_t batch_idx = 0;
-  std::int64_t global_step = 0;  ///< training batches of all calls before this one
+  std::int64_t global_step = 0;  ///< training batches before this one, those of earlier calls included
 };
 
 /// Means over batches, for your own train_epoch() or validate().
 class MUSTER_API AverageMeterCollection {
  public:
   /// Adds the metrics of one batch. The batch's weight is `n`, or else its metric num_samples, or else 1. A batch of
-  /// weight 0 only increases batch_count. A Mean of the batch, such as one over its tokens, has its own weight.
+  /// weight 0 increases batch_count. Its values count only as last_m, for metrics m that no earlier batch has. A Mean
+  /// of the batch, such as one over its tokens, has its own weight.
   void update(const Metrics& metrics, std::optional<std::int64_t> n = {});
   /// Returns num_samples and batch_count, and for each metric m its mean as m and its value in the last batch with a
   /// weight as last_m. A metric of classification.hpp is computed over the samples of all batches. For any other metric
@@ -102,7 +103,7 @@ class MUSTER_API AverageMeterCollection {
   std::int64_t samples_ = 0, batches_ = 0;
 };
 
-/// Measures seconds by name while profiling is enabled.
+/// Measures seconds by name while enabled, as in calls with TrainOptions::profile or ValidateOptions::profile.
 class MUSTER_API Timers {
  public:
   class Scope {
@@ -150,12 +151,13 @@ struct BatchColumns {
 /// Where the batches of an operator's train() or validate() come from: a dataset, or a data loader.
 class MUSTER_API OperatorLoader {
  public:
-  /// A dataset, split among the workers; without OperatorTrainerOptions::add_dist_sampler each worker takes all of it.
+  /// A dataset, split among the workers; if OperatorTrainerOptions::add_dist_sampler is false, each worker takes all of
+  /// it.
   ///
   ///   register_data({muster::Dataset("train.h5"), {.batch_size = 64}, {.features = {"x"}, .target = "label"}});
   OperatorLoader(Dataset dataset, BatchOptions options = {}, BatchColumns columns = {});
-  /// A torch dataset, divided in the same way; needs <muster/data_loader.hpp>. Examples are stacked unless they are
-  /// already, and a batch has the columns data and target.
+  /// A torch dataset, divided in the same way; needs <muster/data_loader.hpp>. Examples are stacked unless the dataset
+  /// stacks them itself, and a batch has the columns data and target.
   template <class TorchDataset>
   requires requires { typename TorchDataset::BatchType; }
   OperatorLoader(TorchDataset dataset, const DataLoaderOptions& options)
@@ -238,8 +240,8 @@ class MUSTER_API TrainingOperator {
   virtual StateDict state_dict() { return {}; }
   virtual void load_state_dict(const StateDict& /*state*/) {}
 
-  /// What setup() registers: one of each, or several as a std::tuple. The models are moved to the device and prepared
-  /// for mixed precision, and their gradients are averaged.
+  /// What setup() registers: one of each, or several as a std::tuple. register_training() moves the models to the
+  /// device. From then on their gradients are averaged, unless OperatorTrainerOptions::wrap_ddp is false.
   ///
   ///   auto [g, d, g_optimizer, d_optimizer] = register_training(Components{
   ///       .models = std::tuple(Generator(), Discriminator()), .optimizers = std::tuple(…), .criterion = bce});
@@ -282,7 +284,7 @@ class MUSTER_API TrainingOperator {
                                                                           LossCreator loss_creator = {},
                                                                           SchedulerCreator scheduler_creator = {});
 
-  /// The session gives everything else: barrier(), mean(), process_group(), add_callback() for setup(), …
+  /// This worker's session, for everything else: barrier(), mean(), process_group(), add_callback() for setup(), …
   Session& session() const;
   at::Device device() const;
   const Config& config() const;
@@ -299,7 +301,7 @@ class MUSTER_API TrainingOperator {
   [[nodiscard]] Autocast autocast() const;
   GradScaler& scaler() const;
 
-  /// Training batches so far; the default train_epoch() counts them.
+  /// Training batches so far, in all calls; the default train_epoch() counts them.
   std::int64_t global_step = 0;
   Timers timers;
 
@@ -346,7 +348,7 @@ struct OperatorTrainerOptions {
   /// How long ranks wait for each other before the job ends; --timeout overrides it.
   std::chrono::milliseconds timeout = std::chrono::seconds(1800);
   /// True: 16 bits where that is safe: half with a scaler on a GPU, bfloat16 on the CPU. The operator casts nothing by
-  /// hand. It is torch's own mixed precision; libtorch has no Apex.
+  /// hand. This is torch's own mixed precision, since libtorch has no Apex.
   bool use_fp16 = false;
   /// Shows a progress line while training and a line for each call. A run with --name or --storage, or under
   /// `muster run`, also gets a summary when the trainer is shut down.
@@ -359,8 +361,8 @@ struct OperatorTrainerOptions {
 
 struct TrainOptions {
   /// The number of batches. They continue where the last call stopped, and start over at the end of the data. Empty:
-  /// the rest of the current pass. In a run that is kept (see OperatorTrainerBase) it is an Error for a stream or a
-  /// loader with your own sampler, whose positions cannot be saved.
+  /// the rest of the current pass. In a run that saves its state (--name, `muster run`, a sweep) it is an Error for a
+  /// stream or a loader with your own sampler, whose positions cannot be saved.
   std::optional<std::int64_t> num_steps = {};
   /// Adds the first worker's timers to the result, as `profile`; with reduce_results = false, each worker's.
   bool profile = false;
@@ -433,7 +435,7 @@ class MUSTER_API OperatorTrainerBase {
   Json train(const TrainOptions& options = {});
   Json validate(const ValidateOptions& options = {});
 
-  /// Calls `function` on every worker; returns the list of its results.
+  /// Calls `function` on every worker; returns its results as a list, in the order of ranks.
   Json apply_all_workers(const std::function<Json()>& function);
   /// Steps the schedulers that need a metric, with the value that rank 0 gives.
   void update_scheduler(double metric);
@@ -447,12 +449,12 @@ class MUSTER_API OperatorTrainerBase {
   /// complete; if anything else is there, it stays, and the call is an Error. One model is the entry "model"; several
   /// are "model_0" and so on. Rank 0 writes.
   void save(const std::filesystem::path& path);
-  /// Loads a checkpoint that save() has written. Rank 0 reads.
+  /// Loads a checkpoint that save() has written, as load_state_dict() loads a state. Rank 0 reads.
   void load(const std::filesystem::path& path);
 
-  /// The model with that number: the model itself, which may be trained further, or with `to_cpu` a copy on the CPU,
-  /// for which its class must derive from torch::nn::Cloneable, as torch's own do. An Error on a rank that does not
-  /// train. Not collective.
+  /// The registered model with this number, from 0 on: the model itself, which may be trained further, or with `to_cpu`
+  /// a copy on the CPU, for which its class must derive from torch::nn::Cloneable, as torch's own do. An Error on a
+  /// rank that does not train. Not collective.
   template <class Model = torch::nn::Module>
   std::shared_ptr<Model> get_model(bool to_cpu = false, std::size_t number = 0) {
     const auto model = std::dynamic_pointer_cast<Model>(model_of(to_cpu, number));
@@ -521,7 +523,7 @@ class OperatorTrainer : public OperatorTrainerBase {
 
   /// This worker's operator; an Error on a rank that does not train. Not collective.
   Operator& get_local_operator() { return static_cast<Operator&>(local_operator()); }
-  /// Calls `function` with every worker's operator; returns the list of its results.
+  /// Calls `function` on every worker, with its operator; returns the results as a list, in the order of ranks.
   Json apply_all_operators(const std::function<Json(Operator&)>& function) {
     return apply_operators([&](TrainingOperator& each) { return function(static_cast<Operator&>(each)); });
   }

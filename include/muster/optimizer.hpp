@@ -6,19 +6,19 @@
 //   loss.backward();
 //   optimizer.step();
 //
-// A prepared optimizer still is the Adam that was given: schedulers, states and checkpoints take it as one. Where it
-// gains speed, the step is fused with the averaging of gradients: each rank averages and updates its share of the
+// A prepared optimizer still is the Adam that was given: schedulers, states and checkpoints take it as one. Where that
+// is faster, the step is fused with the averaging of gradients: each rank averages and updates its share of the
 // parameters, in one copy of them that the node's ranks share, and the optimizer's state exists only once (twice with
 // CheckpointConfig::async_save). Over several nodes, each node has a copy of the parameters, but the state still exists
 // only once: each node keeps the share that it updates (see gather_state()). The results are torch's own, up to
 // rounding, except for a weight that is listed twice, which is stepped once. Checkpoints of fused and other optimizers
 // can be exchanged, at any number of ranks.
 //
-// Several optimizers may step the same parameters. If several of them could be fused with the averaging of a model's
-// gradients, the one that was prepared last is fused. All prepared optimizers step with the averages of the gradients
-// from backward(), in any order, even if every backward() was in no_sync(). Gradients that the program writes into
-// .grad, such as those of autograd::grad(), are averaged by a fused optimizer only: make them the same on all ranks
-// (session.mean).
+// Several optimizers may step the same parameters. If more than one of them could be fused with the averaging of a
+// model's gradients, the one that was prepared last is fused. All prepared optimizers step with the averages of the
+// gradients from backward(), in any order, even if every backward() was in no_sync(). Gradients that the program writes
+// into .grad, such as those of autograd::grad(), are averaged by a fused optimizer only: make them the same on all
+// ranks (session.mean).
 //
 // torch's SGD, Adam, AdamW, RMSprop and Adagrad call a closure once. Every other type gets a closure that it may call
 // as often as it likes: each call averages the gradients and returns the mean of the ranks' losses, weighted as the
@@ -69,16 +69,18 @@ class Optimizer;
 namespace muster {
 
 enum class Fuse {
-  automatic,  ///< fuses if that is possible on one node and the model is large enough for a gain
+  automatic,  ///< fuses if that is possible, on one node, if the parameters have at least 16 MiB: then it is faster
   always,     ///< fuses if that is possible
   never,
 };
 
 struct OptimizerOptions {
-  /// The averaged gradients of all parameters together are scaled down to this 2-norm; 0: they are not scaled.
+  /// The averaged gradients of all parameters together are scaled down to this 2-norm; 0: they are not scaled. An
+  /// optimizer that calls its closure as often as it likes, such as LBFGS, throws an Error (ExitCode::usage) in step()
+  /// if this is not 0.
   double max_grad_norm = 0;
   /// Fusing is possible for SGD, Adam and AdamW (without amsgrad) over all parameters of one prepared model, in float
-  /// or double, on the CPUs of several ranks, if none of them shares its memory with another tensor. Over several nodes
+  /// or double, on the CPUs of several ranks, if no parameter shares its memory with another tensor. Over several nodes
   /// only Fuse::always fuses: that saves memory for the state, but has not been found to be faster.
   Fuse fuse = Fuse::automatic;
 };
@@ -95,21 +97,24 @@ class MUSTER_API Prepared {
   Prepared& operator=(Prepared&&) noexcept;
   ~Prepared();
 
-  /// The norm of the averaged gradients in the last step, before they were scaled down. 0 without max_grad_norm.
+  /// The 2-norm of the averaged gradients in the last step, before they were scaled down. 0 without max_grad_norm, and
+  /// before the first step.
   double grad_norm() const noexcept;
   /// True if step() averages gradients and updates parameters in one operation.
   bool fused() const noexcept;
   /// Steps that were skipped because of their gradients (FailureConfig::bad_numbers); useful for schedules that count
   /// steps.
   std::int64_t skipped_steps() const noexcept;
-  /// Over several nodes, a fused optimizer keeps a share of its state on each node. This makes the whole state()
-  /// readable on all ranks until the next step. Saves call it themselves; Checkpoint::from_dict() and state_dict() do
-  /// not. Otherwise it does nothing. Throws an Error (ExitCode::retry) if a node has no memory for it. Collective.
+  /// Over several nodes, a fused optimizer keeps a share of its state on each node. This function makes the whole
+  /// state() readable on all ranks until the next step. Saves call it themselves; Checkpoint::from_dict() and
+  /// state_dict() do not. On one node, or without fusing, it does nothing. Throws an Error (ExitCode::retry) if a node
+  /// has no memory for it. Collective.
   void gather_state();
 
  protected:
   using Closure = std::function<at::Tensor()>;
-  /// `plain` is the step of the optimizer type itself, without averaging. Collective.
+  /// Averages the gradients as the head of this file says, and steps. `plain`: step() of the optimizer's own type.
+  /// Collective.
   at::Tensor take_step(torch::optim::Optimizer& optimizer, const Closure& closure,
                        const std::function<at::Tensor(Closure)>& plain);
   void average_gradients_of(torch::optim::Optimizer& optimizer);
@@ -127,7 +132,7 @@ class PreparedOptimizer : public O, public detail::optim::Prepared {
   PreparedOptimizer(O optimizer, detail::optim::Prepared prepared)
       : O(std::move(optimizer)), Prepared(std::move(prepared)) {}
 
-  /// Collective.
+  /// Steps together with the other ranks, as the head of this file says. Collective.
   at::Tensor step(std::function<at::Tensor()> closure = nullptr) override {
     return take_step(*this, closure, [this](std::function<at::Tensor()> own) { return O::step(std::move(own)); });
   }

@@ -49,8 +49,8 @@ class MUSTER_API Prediction {
 };
 
 struct PredictorOptions {
-  /// Columns that the model gets; empty: all. If given, other columns that the preprocessor was fitted on, such as a
-  /// label, may be missing.
+  /// Columns that the model gets; empty: all columns of the batch after the preprocessor. If given, other columns that
+  /// the preprocessor was fitted on, such as a label, may be missing.
   std::vector<std::string> feature_columns = {};
   /// Converts the model's input columns after the preprocessor, as in {{"x", at::kFloat}}, or all of them, as in
   /// at::kFloat. An Error (ExitCode::usage) if a named column is not among them.
@@ -68,7 +68,7 @@ class MUSTER_API TorchPredictor {
   /// Computes predictions from a batch of the feature columns. It may change the batch and write into its tensors.
   using Function = std::function<Prediction(Batch&)>;
 
-  /// Uses any function of batches. Nothing is loaded.
+  /// A predictor that calls any function of batches; nothing is loaded.
   explicit TorchPredictor(Function predict, PredictorOptions options = {});
 
   /// Loads the checkpoint's entry "model" into `net` (a module, holder or shared_ptr), and the preprocessor that was
@@ -79,7 +79,7 @@ class MUSTER_API TorchPredictor {
         checkpoint, net, [net](Batch& batch) mutable -> Prediction { return net->forward(only_column(batch)); },
         std::move(options));
   }
-  /// The same with your own function around the module, which may use or return several columns:
+  /// The same with your own function, which calls the module and may use or return several columns:
   ///
   ///   from_checkpoint(checkpoint, net, [net](muster::Batch& batch) mutable {
   ///     return torch::softmax(net->forward(batch["image"], batch["mask"]), 1);
@@ -107,7 +107,7 @@ class MUSTER_API TorchPredictor {
   bool uses_gpu() const noexcept;
   /// The options that all ranks must give alike.
   Json options_to_compare() const;
-  /// `kept`: columns that are not features unless feature_columns names them.
+  /// `kept`: columns that the model does not get unless feature_columns names them.
   Prediction predict(const Batch& batch, const std::vector<std::string>& kept) const;
 
   struct State;

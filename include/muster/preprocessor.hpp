@@ -21,15 +21,16 @@ class MUSTER_API Preprocessor {
   virtual ~Preprocessor() = default;
   /// Fits the state to the dataset; each rank reads its share and the results are combined. Collective.
   virtual void fit(const Dataset& dataset, const Communicator& communicator) = 0;
-  /// True if it has the state that transform() needs, from fit() or load_state(), or needs none. Without an override,
-  /// each run that loads no saved state fits it again.
+  /// True if the preprocessor has the state that transform() needs, from fit() or load_state(), or needs none. Without
+  /// an override, each run that loads no saved state calls fit().
   virtual bool fitted() const { return false; }
 
-  /// Transforms the batch. It must not change the number of rows (an Error with ExitCode::data: weights, steps and
-  /// positions count the samples of the dataset), nor the preprocessor. A class overrides one of the two overloads.
+  /// Transforms the batch. It must change neither the preprocessor nor the number of rows (an Error with
+  /// ExitCode::data), since weights, steps and positions count the samples of the dataset. A class overrides one of the
+  /// two overloads.
   ///
-  /// This one may be called on any thread, ahead of time, and on several at once if Dataset::transform() is given
-  /// threads. It takes its random numbers from `generator`, on the CPU:
+  /// The overload with a generator may be called on any thread, ahead of time, and on several threads at once if
+  /// Dataset::transform() is given threads. It takes its random numbers from `generator`, on the CPU:
   ///
   ///   void transform(muster::Batch& batch, at::Generator& generator) const override {
   ///     batch.set("x", batch["x"] + 0.1 * torch::randn(batch["x"].sizes(), generator));
@@ -43,8 +44,8 @@ class MUSTER_API Preprocessor {
   /// first sample only; predictors always use the same seed.
   virtual void transform(Batch& batch, at::Generator& generator) const;
   /// The same without a generator. In a pass it is called on the thread that iterates, when the batch is due and not
-  /// ahead of time. Meanwhile torch's default CPU generator has the state of the generator above; afterwards its own
-  /// state is restored.
+  /// ahead of time. Meanwhile torch's default CPU generator has the state that `generator` of the other overload would
+  /// have; afterwards its own state is restored.
   virtual void transform(Batch& batch) const;
 
   /// The fitted state as JSON; load_state() restores it.
@@ -67,8 +68,8 @@ MUSTER_API PreprocessorPtr label_encoder(std::string column);
 /// Maps integers to float vectors [k] with a single 1; a value not seen in fit() becomes all zeros. Floats are treated
 /// as in label_encoder().
 MUSTER_API PreprocessorPtr one_hot_encoder(std::vector<std::string> columns);
-/// Applies several, one after the other; each is fitted on the output of those before it. If some of them are already
-/// fitted, fit() does not change these.
+/// Applies several preprocessors, one after the other; each is fitted on the output of those before it. fit() does not
+/// change those that are already fitted.
 MUSTER_API PreprocessorPtr chain(std::vector<PreprocessorPtr> steps);
 
 }  // namespace muster

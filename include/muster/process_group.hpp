@@ -23,9 +23,10 @@ namespace muster {
 
 struct ProcessGroupOptions {
   /// The transport for tensors. "mpi" (muster's own) and "gloo" move GPU tensors by way of the CPU; "nccl" moves GPU
-  /// tensors, and mpi all others. Or by device, as in "cpu:gloo,cuda:nccl". "auto" is mpi.
+  /// tensors, and mpi all others. The transports may also be named by device, as in "cpu:gloo,cuda:nccl". "auto" is
+  /// mpi.
   std::string backend = "auto";
-  /// The timeout of every collective; empty: the launch's.
+  /// The timeout of every collective; empty: that of the communicator, which is the launch's in a launch.
   std::optional<std::chrono::milliseconds> timeout = {};
   /// The largest number of elements in one MPI call; only for mpi.
   std::size_t chunk = std::size_t{1} << 30;
@@ -42,12 +43,13 @@ MUSTER_API bool has_backend(std::string_view name);
 /// expects. Resolve conjugate and negative views first (resolve_conj(), resolve_neg()): torch passes every group a copy
 /// of such a tensor, and only the copy gets the result.
 ///
-/// The ranks share the group's store (getStore()) if gloo or NCCL is used. With mpi alone there is none: each of its
-/// calls is an Error (ExitCode::usage).
+/// If gloo or NCCL is used, the ranks share the group's store (getStore()). With mpi alone they share none: each
+/// function of the store throws an Error (ExitCode::usage).
 ///
-/// gloo and NCCL bootstrap over MPI, which must have MPI_THREAD_MULTIPLE; such a group must be destroyed before the
-/// launch. What they support, and the errors of their operations, are torch's. Destroying a group with NCCL aborts its
-/// operations, also on the other ranks: before that, wait for the GPU and then for the other ranks.
+/// gloo and NCCL bootstrap over MPI, which must have MPI_THREAD_MULTIPLE; a group with gloo or NCCL must be destroyed
+/// before the launch. Which operations they support, and which errors these throw, is up to torch. Destroying a group
+/// with NCCL aborts its operations, also on the other ranks: before that, wait for the GPU and then for the other
+/// ranks.
 MUSTER_API c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(const Communicator& communicator,
                                                                      const ProcessGroupOptions& options = {});
 

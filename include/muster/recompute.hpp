@@ -35,7 +35,7 @@ namespace detail::recomputation {
 using Tensors = std::vector<at::Tensor>;
 using Block = std::function<Tensors(const Tensors& inputs)>;
 
-/// `module`: the module whose buffers the block may write to; may be null.
+/// Implements muster::recompute(). `module`: the module whose buffers the block may write to; may be null.
 MUSTER_API Tensors recompute(Block block, Tensors inputs, std::shared_ptr<torch::nn::Module> module);
 
 }  // namespace detail::recomputation
@@ -47,10 +47,10 @@ MUSTER_API Tensors recompute(Block block, Tensors inputs, std::shared_ptr<torch:
 /// The block must compute the same both times, from the values that its inputs and parameters have now: neither the
 /// block nor later code may write to them before backward(). A block that returns another shape or uses another
 /// parameter the second time is an Error (ExitCode::user_error) in backward(). So is a parameter that was written to;
-/// for an input that was written to, torch throws its own error. Both are noticed only for writes that torch counts:
-/// the step of an optimizer that is not prepared is not counted. Buffers that a module writes to, such as batch-norm's
-/// statistics, are written once; those of other callables are written twice. Modules that a callable uses must be in
-/// the same mode both times.
+/// for an input that was written to, torch throws its own error. Writes to parameters and inputs are noticed only if
+/// torch counts them: it does not count the step of an optimizer that is not prepared. Buffers that a module writes to,
+/// such as batch-norm's statistics, are written once; those of other callables are written twice. Modules that a
+/// callable uses must be in the same mode both times.
 ///
 /// Blocks may be nested. If nothing in it needs a gradient, a block is computed once, as without recompute(). Gradients
 /// of gradients are an Error (ExitCode::usage).

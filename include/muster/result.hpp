@@ -42,20 +42,22 @@ struct MUSTER_API Result {
   std::vector<std::pair<Checkpoint, Json>> best_checkpoints;
   /// Every report, oldest first.
   std::vector<Json> metrics_history;
-  /// What the training function returned on rank 0; null if it returns nothing, has failed, or was ended by a callback.
+  /// What the training function returned on rank 0; null if it returns nothing, or if an exception has ended it: a
+  /// failure, a stop, or the end by a callback.
   Json return_value;
 
   /// The code of `error`; Launch::run() returns it to main.
   ExitCode exit_code() const noexcept { return error ? error->code() : ExitCode::done; }
 
-  /// The checkpoint in best_checkpoints whose report had the best value of that metric; empty if there are no
-  /// checkpoints. An Error (ExitCode::usage) if none of them has the metric.
+  /// The checkpoint in best_checkpoints whose report had the best value of `metric`; empty if there are no checkpoints.
+  /// An Error (ExitCode::usage) if none of them has the metric as a number.
   std::optional<Checkpoint> get_best_checkpoint(const std::string& metric, ScoreOrder mode) const;
   /// metrics_history as columns and rows.
   MetricsTable metrics_table() const;
 
-  /// The result of a run that is over, read from its folder by this process alone, without a Launch. If it has failed,
-  /// `error` has ExitCode::user_error and its text. Throws an Error (ExitCode::data) if `path` is not a run's folder.
+  /// The result of a run that is over, read from its folder by this process alone, without a Launch. If the run has
+  /// failed, `error` has ExitCode::user_error and the text that the run has left. Throws an Error (ExitCode::data) if
+  /// `path` is not a run's folder.
   static Result from_path(const std::filesystem::path& path);
 };
 

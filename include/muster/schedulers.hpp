@@ -39,7 +39,8 @@ class MUSTER_API Schedule : public torch::optim::LRScheduler {
   std::vector<double> get_last_lr() const { return get_current_lrs(); }
 
  protected:
-  /// A learning rate or momentum as a function of the number of steps so far and the group's own learning rate.
+  /// A learning rate or momentum as a function of the number of steps so far and, for a learning rate only, of the
+  /// group's own rate `base`.
   using Curve = std::function<double(std::int64_t step, double base)>;
   Schedule(torch::optim::Optimizer& optimizer, Curve lr, Curve momentum = {});
 
@@ -58,7 +59,8 @@ struct LinearWarmupOptions {
   double start_factor = 0;
 };
 
-/// Raises the learning rate linearly from start_factor × the group's own rate to that rate, as Python's LinearLR.
+/// Raises the learning rate linearly from start_factor × the group's own rate to that rate, as torch's LinearLR in
+/// Python.
 class MUSTER_API LinearWarmup final : public Schedule {
  public:
   LinearWarmup(torch::optim::Optimizer& optimizer, const LinearWarmupOptions& options);
@@ -84,7 +86,7 @@ class MUSTER_API CosineWithWarmup final : public Schedule {
 
 enum class Anneal { cosine, linear };
 
-/// The fields and defaults of torch's OneCycleLR in Python.
+/// The options of torch's OneCycleLR in Python with its defaults, without epochs, steps_per_epoch and last_epoch.
 struct OneCycleOptions {
   /// The largest learning rate, for every group; 0: each group's own.
   double max_lr = 0;

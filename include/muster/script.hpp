@@ -34,10 +34,10 @@ struct Module;
 namespace muster {
 
 /// A scripted module as a torch module: optimizers, State, prepare_model and Evaluation accept it like any other. Its
-/// submodules are such modules too, so parameters and buffers have the names of Python's state_dict().
+/// submodules are ScriptModules too, so parameters and buffers have the names of Python's state_dict().
 ///
-/// It shares its parameters with the program, which therefore uses the values of every step. Its train(), eval() and
-/// to() set the program's `training` and its tensors.
+/// The module shares its parameters with the program, so the program computes with the values that each step writes.
+/// train() and eval() set the program's `training`, and to() moves or converts the program's tensors.
 class MUSTER_API ScriptModuleImpl : public torch::nn::Module {
  public:
   /// Wraps `script`: the same program and tensors. Run the program only through this module from now on.
@@ -46,7 +46,7 @@ class MUSTER_API ScriptModuleImpl : public torch::nn::Module {
 
   /// Calls the program's forward() with one tensor; an Error (ExitCode::usage) if it returns anything but one tensor.
   at::Tensor forward(const at::Tensor& input);
-  /// Calls any of its methods, with any values: auto out = net->call({x, state}).toTuple();
+  /// Calls any method of the program, with any values: auto out = net->call({x, state}).toTuple();
   c10::IValue call(std::vector<c10::IValue> inputs, const std::string& method = "forward");
 
   /// Writes the program with its present tensors, for Python's torch.jit.load() and for load_script(). The file appears

@@ -128,7 +128,8 @@ class MUSTER_API Epochs {
   std::int64_t count_;
 };
 
-/// While it lives, the module is in evaluation mode and no gradients are recorded. Made by Session::evaluation().
+/// While it lives, the module is in evaluation mode and no gradients are recorded. Afterwards each submodule has its
+/// earlier mode again. Made by Session::evaluation().
 class MUSTER_API Evaluation {
  public:
   Evaluation(const Evaluation&) = delete;
@@ -147,33 +148,35 @@ class MUSTER_API Evaluation {
 /// prepare_optimizer(), grad_scaler() and join() are compared: an Error (ExitCode::usage) names the first option that
 /// differs.
 ///
-/// Stopping. A run is asked to stop by SIGUSR1, SIGUSR2 or SIGHUP to any worker, by SIGTERM in a batch job (see
-/// Launch::stop_requested()), by `touch STORAGE/NAME/stop`, or by its time limit. All workers then stop at the same
-/// boundary: the next batch of a training pass, the next epoch or the next report, but not inside join(). While two
-/// training passes are open, only an epoch or a report is a boundary. At the boundary, the living State that was
+/// Stopping. A run is asked to stop by SIGUSR1, SIGUSR2 or SIGHUP to any worker, by SIGTERM in the cases that
+/// Launch::stop_requested() lists, by `touch STORAGE/NAME/stop`, or by its time limit. All workers then stop at the
+/// same boundary: the next batch of a training pass, the next epoch or the next report, but not inside join(). While
+/// two training passes are open, only an epoch or a report is a boundary. At the boundary, the living State that was
 /// restored or reported last is saved without a report, and an Error with ExitCode::stopped is thrown, which passes
 /// through the training function like any other exception. If there is no such State, nothing is saved and the code is
 /// ExitCode::retry; but if a report has saved the user's own files, the run stops at the next report.
 ///
-/// Such an exception ends the attempt even if the training function catches it. The same holds for the exceptions about
-/// bad numbers (FailureConfig::bad_numbers), of a Callback that ends training, and of another rank's error. Later
+/// The exception of a stop ends the attempt even if the training function catches it. The same holds for the exceptions
+/// about bad numbers (FailureConfig::bad_numbers), of a Callback that ends training, and of another rank's error. Later
 /// collective calls, epochs and training batches throw it again. When the function then returns, or throws another
-/// exception, the attempt ends as if this one had not been caught.
+/// exception, the attempt ends as if the first exception had not been caught.
 ///
 /// Gradients that no optimizer has stepped with yet are saved with the State, by a report as by a stop: their average
 /// over the workers, which is in .grad again after State::restore(). Between two batches, workers that accumulate
 /// gradients for a later step still go on until that step, for at most 64 batches, as long as there is time for another
-/// batch and a save: a program may count the batches of a step itself. Gradients that the program throws away (as a GAN
-/// does with those of the other network's loss) delay the stop by at most one batch, and are not saved from the second
-/// report on. Prepared optimizers announce their steps; the steps of other optimizers are detected by the change of the
-/// parameters. Of a model that is not prepared, a save leaves out such gradients, with a warning.
+/// batch and a save: a program may count the batches of a step itself, and would begin to count anew after a restart.
+/// Gradients that the program throws away (as a GAN does with those of the other network's loss) delay the stop by at
+/// most one batch, and are not saved from the second report on. Prepared optimizers announce their steps; the steps of
+/// other optimizers are detected by the change of the parameters. Of a model that is not prepared, a save leaves out
+/// the gradients that wait for a step, with a warning.
 ///
 /// When a Callback ends training, an exception leaves the training function too; this is not a failure.
 ///
 /// The file `stop` in the run's folder is looked for once a second. It is removed once the run has obeyed it or
 /// training has ended. The time limit is --time-limit, or else the end of the batch job. A run stops before it by the
-/// longest time so far between two boundaries, plus twice its slowest save (before the first save: three times its
-/// parameters at 100 MB/s), plus one second. Where there is no boundary, as in a long validation, nothing stops.
+/// longest time so far between two boundaries, plus twice its slowest save (three times while a save runs in the
+/// background; before the first save, the estimate is three times the bytes of the restored State's parameters at 100
+/// MB/s), plus one second. Where there is no boundary, as in a long validation, nothing stops.
 class MUSTER_API Session {
  public:
   explicit Session(detail::session::SessionState& state) : state_(&state) {}
@@ -189,8 +192,9 @@ class MUSTER_API Session {
   const std::string& experiment_name() const noexcept;
   const Json& metadata() const noexcept;
   std::uint64_t seed() const noexcept;
-  /// Steps of this run so far, including those before a restored checkpoint: batches of training passes over split
-  /// datasets and data loaders (see BatchOptions::training).
+  /// Steps of this run so far, including those before a restored checkpoint: a step for each batch of a training pass
+  /// over a split dataset or a data loader (see BatchOptions::training); with virtual workers, for all batches of a
+  /// step together.
   std::int64_t global_step() const noexcept;
   /// True if the current batch is the last one of its step; always true without ScalingConfig::virtual_workers.
   bool is_step_complete() const noexcept;
@@ -216,9 +220,9 @@ class MUSTER_API Session {
   /// step()), otherwise equally. Returns the same module.
   ///
   /// Parameters must have the same names, shapes and types on all workers. The gradients of embeddings with
-  /// sparse(true) are averaged as sparse tensors. A tensor made by expand() gets memory for each of its elements. On
-  /// several ranks an embedding with max_norm is an Error (ExitCode::usage), because its forward() writes to the
-  /// weights. Collective.
+  /// sparse(true) are averaged as sparse tensors; with virtual workers they are an Error (ExitCode::usage). A tensor
+  /// made by expand() gets memory for each of its elements. On several ranks an embedding with max_norm is an Error
+  /// (ExitCode::usage), because its forward() writes to the weights. Collective.
   template <class M>
   requires std::convertible_to<M*, torch::nn::Module*> std::shared_ptr<M> prepare_model(
       std::shared_ptr<M> module, const ModelOptions& options = {}) {
@@ -280,7 +284,8 @@ class MUSTER_API Session {
   /// only, and backward passes with and without a weight that accumulate for one average, or for one step of a fused
   /// optimizer. With weights, fused optimizers do not average in their step, so .grad holds the averages. SyncBatchNorm
   /// leaves out the samples of a rank with weight 0; a model with SyncBatchNorm must call forward() inside the scope,
-  /// too. In 16 bits the first weights should be near the numbers of samples, by which muster divides them.
+  /// too. Gradients of 16 bits need weights near 1: before the first average, muster divides the weights by about the
+  /// number of samples of a batch, so they should be near it; later, by about the mean of the weights.
   template <class AnyBatch>
   requires requires(const AnyBatch& batch) {
     { step_weight_of(batch) } -> std::convertible_to<std::shared_ptr<const detail::step::BatchWeight>>;
@@ -300,9 +305,9 @@ class MUSTER_API Session {
   /// The scaler that half precision needs; it must not outlive the session. Collective.
   GradScaler grad_scaler(const GradScalerOptions& options = {}) const;
   /// Replaces batch-norm's running statistics by their means over the workers (num_batches_tracked: by rank 0's), in
-  /// every prepared model that shares a module with this one; then this module is in evaluation mode while the scope
-  /// lives. Other buffers keep this worker's values; with virtual workers they become those of the first micro-batch.
-  /// A report averages the statistics of all prepared models in the same way. Collective.
+  /// every prepared model that shares a module with this one. Then this module is in evaluation mode while the scope
+  /// lives. Other buffers keep this worker's values; with virtual workers they become those of the first micro-batch. A
+  /// report averages the statistics of all prepared models in the same way. Collective.
   [[nodiscard]] Evaluation evaluation(std::shared_ptr<torch::nn::Module> module) const;
   template <ModuleHolder Holder>
   [[nodiscard]] Evaluation evaluation(const Holder& holder) const {
@@ -312,7 +317,7 @@ class MUSTER_API Session {
   /// This worker's shard of the dataset of that name.
   DatasetShard get_dataset_shard(const std::string& name = "train") const;
 
-  /// The objects that report() saves and restore() loads.
+  /// Returns a State of these objects, which report() saves and State::restore() loads.
   State state(StateEntries entries) const;
   /// for (auto epoch : session.epochs(10)) begins at the epoch at which a restored run stopped.
   Epochs epochs(std::int64_t count) const;
@@ -322,15 +327,15 @@ class MUSTER_API Session {
   /// A report that throws before its checkpoint is committed has not happened: the counts of reports and the callbacks
   /// (Callback::on_failed_report) are as before, and so are the optimizers' options and the schedulers of the State.
   /// Where the best checkpoints are kept by a score: if no report had that metric by the first report at an epoch's
-  /// end, that report is an Error; a checkpoint whose report lacks the metric, or has NaN, counts as the worst.
-  /// Collective.
+  /// end, that report is an Error, unless the trainer has a validation function, which may give the metric; a
+  /// checkpoint whose report lacks the metric, or has NaN, counts as the worst. Collective.
   void report(const Metrics& metrics, const ReportOptions& options = {});
-  /// Saves the state too, by all workers together.
+  /// Also saves the state, by all workers together.
   void report(const Metrics& metrics, const State& state, const ReportOptions& options = {});
   /// Saves the user's own files, or entries (Checkpoint::from_dict, or an earlier checkpoint). The files of several
   /// workers are combined; of files with the same name the lowest worker's is kept, with a warning if they differ.
   void report(const Metrics& metrics, const Checkpoint& checkpoint, const ReportOptions& options = {});
-  /// Saves both; if both have an entry of the same name, the state's is saved.
+  /// Saves both the state and the checkpoint; if both have an entry of the same name, the state's is saved.
   void report(const Metrics& metrics, const State& state, const Checkpoint& checkpoint,
               const ReportOptions& options = {});
 
@@ -340,7 +345,7 @@ class MUSTER_API Session {
   void log_scalar(const std::string& name, double value) const;
   /// The same for a picture: [height, width] or [channels, height, width] with 1 (grey), 3 (RGB) or 4 (RGBA) channels,
   /// of bytes, or of floating-point numbers from 0 to 1. Throws an Error (ExitCode::user_error) for other shapes and
-  /// types, and for a height or width above 65,535.
+  /// types, for an empty picture, and for a height or width above 65,535.
   void log_image(const std::string& name, const at::Tensor& image) const;
 
   /// For your own loops: true if any worker has been asked to stop. Then report a State, which saves it and ends
@@ -364,7 +369,7 @@ class MUSTER_API Session {
   /// The checkpoints of this run that still exist, oldest first. Waits for one that is still being written. Collective.
   std::vector<ReportedCheckpoint> get_all_reported_checkpoints() const;
 
-  /// Returns rank 0's value on every worker; the values of the others are ignored. Collective.
+  /// Returns rank 0's value on every worker; the values that other workers give are ignored. Collective.
   Json broadcast_from_rank_zero(const Json& value) const;
   /// RUN/artifacts, created on the first call: for your own files, which are in no checkpoint and are never deleted.
   std::filesystem::path artifacts() const;
@@ -376,7 +381,7 @@ class MUSTER_API Session {
   /// Sets the function that makes a process group of all workers. It is called now, for process_group(), and again for
   /// each prepared model and for its SyncBatchNorms. `make` is collective.
   void set_process_group(std::function<c10::intrusive_ptr<c10d::ProcessGroup>()> make);
-  /// True if training has ended on this worker with an exception.
+  /// True if an exception has ended training on this worker.
   bool failed() const noexcept;
 
  private:

@@ -2,7 +2,7 @@
 //
 //   auto state = session.state({{"model", net}, {"optimizer", optimizer}, {"best", best}});   // best: double or Json
 //
-// A StateEntry refers to its object, which must outlive it; a module is held by its shared_ptr.
+// A StateEntry refers to its object, which must outlive it. It shares the ownership of a module.
 //
 // All ranks save one common state, so its parts must be the same on all of them. At each save, before the checkpoint is
 // complete, they are compared: every rank computes a fingerprint of every tensor (on the CPU its CRC-64, on a GPU a sum
@@ -10,9 +10,9 @@
 //
 // If your own values (tensors, JSON, numbers, strings, functions) differ in a single bit, this is an Error
 // (ExitCode::user_error) that names the value and the ranks; no checkpoint is made, and the previous one stays. Use
-// per_rank() for values of which each rank has its own. Models, optimizers and schedulers may drift apart (after
-// join(), or on machines of two kinds): this is a warning with the ranks and the largest difference, and rank 0's are
-// saved.
+// per_rank() for values of which each rank has its own; a Mean and the metrics of classification.hpp need none. Models,
+// optimizers and schedulers may drift apart (after join(), or on machines of two kinds): this is a warning with the
+// ranks and the largest difference, and rank 0's values are saved.
 #pragma once
 
 #include <muster/detail/export.hpp>
@@ -56,7 +56,7 @@ struct StateDict {
   Json values = Json::object();
 };
 
-/// One named object of a state.
+/// One object of a state; its name stands beside it in StateEntries.
 class MUSTER_API StateEntry {
  public:
   StateEntry(std::shared_ptr<torch::nn::Module> module);
@@ -65,12 +65,12 @@ class MUSTER_API StateEntry {
       : StateEntry(std::shared_ptr<torch::nn::Module>(module)) {}
   template <ModuleHolder Holder>
   StateEntry(const Holder& holder) : StateEntry(std::shared_ptr<torch::nn::Module>(holder.ptr())) {}
-  /// SGD, Adam, AdamW, Adagrad, RMSprop, LBFGS.
+  /// SGD, Adam, AdamW, Adagrad, RMSprop or LBFGS; any other type is an Error (ExitCode::usage).
   StateEntry(torch::optim::Optimizer& optimizer);
-  /// The scheduler's number of steps. If your own class has more to save, use StateEntry(save, load).
+  /// Saves the scheduler's number of steps. If your own class has more to save, use StateEntry(save, load).
   StateEntry(torch::optim::LRScheduler& scheduler);
   StateEntry(torch::optim::ReduceLROnPlateauScheduler& scheduler);
-  /// Restored in place: shape and type must be the saved ones.
+  /// Restored in place: the tensor must have the shape and type that were saved.
   StateEntry(at::Tensor& tensor);
   StateEntry(Json& value);
   StateEntry(double& value);

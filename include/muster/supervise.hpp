@@ -20,7 +20,7 @@ struct SuperviseOptions {
       {};  ///< "n1,n2:4": n1 with one slot and n2 with four; empty: the hosts of the job, or this machine
   /// How many failures since the last progress are each followed by another start: 0 none, -1 no limit; empty:
   /// FailureConfig::max_failures, which also says what progress is. A lost node, or SIGTERM to the ranks, is no failure
-  /// of the program: FailureConfig::max_preemption_failures limits these.
+  /// of the program: FailureConfig::max_preemption_failures limits such ends.
   std::optional<int> max_failures = {};
   /// The least number of ranks with which the job is started if not all are available; empty: the least of
   /// ScalingConfig::num_workers, or else `ranks`. The number of samples per step stays the same: that of the

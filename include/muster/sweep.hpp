@@ -42,7 +42,7 @@ class MUSTER_API Domain {
   std::vector<Json> values_;
 };
 
-/// Each of the values: a sample has one trial for each value.
+/// Each of the values: every sample of the space has a trial with each value.
 MUSTER_API Domain grid(std::vector<Json> values);
 /// One of the values, all equally likely.
 MUSTER_API Domain choice(std::vector<Json> values);
@@ -93,7 +93,7 @@ struct SweepOptions {
 
 enum class TrialStatus {
   waiting,  ///< not begun, stopped on request or interrupted; continued when the sweep is started again
-  running,  ///< only in sweep.json
+  running,  ///< only in sweep.json; a SweepResult has no running trials
   done,
   stopped,  ///< ended early by the scheduler; counts as ended well
   failed,   ///< tried again when the sweep is started again
@@ -102,18 +102,18 @@ enum class TrialStatus {
 struct Trial {
   std::string name = {};                      ///< such as trial_00003
   Config config = {};                         ///< the trial's settings, drawn from the space
-  TrialStatus status = TrialStatus::waiting;  ///< failed, too, if the trial lost a rank again and again
+  TrialStatus status = TrialStatus::waiting;  ///< also `failed` if it lost ranks in several starts without progress
   /// The metrics of its last report that has SweepOptions::metric, or else of its last report; null if there was none.
   Json metrics = {};
   /// The newest intact checkpoint of its run; empty if there is none.
   std::optional<Checkpoint> checkpoint = {};
   /// STORAGE/SWEEP/trial_00003, the folder of its run.
   std::filesystem::path path = {};
-  /// Why it has failed. Rank numbers in it are the trial's.
+  /// Why the trial has failed. Ranks in the text are numbered within the trial.
   std::optional<Error> error = {};
 };
 
-/// The same on every rank.
+/// The result of Sweep::fit(), the same on every rank.
 struct MUSTER_API SweepResult {
   std::vector<Trial> trials = {};  ///< in the order of their numbers
   std::filesystem::path path = {};
@@ -136,10 +136,10 @@ struct MUSTER_API SweepResult {
 /// continues the others from their newest checkpoints, and runs the rest. Without --seed it keeps its seed. The space,
 /// the scheduler, a given --seed and the settings that all trials share (the trainer's train_loop_config, --config,
 /// --set) must be the same, and num_samples must not be smaller; otherwise an Error (ExitCode::usage) names the first
-/// difference. So must the metric and the mode once the scheduler has compared trials. For other Trainables, such as an
-/// operator's, only --config and --set are compared. Requests to stop (signals, the file `stop` in the sweep's folder,
-/// --time-limit) stop all trials, and each saves its state. A start can run any number of trials, since trials reuse
-/// the MPI communicators of earlier ones.
+/// difference. The metric and the mode must be the same, too, once the scheduler has compared trials. For other
+/// Trainables, such as an operator's, only --config and --set are compared. Requests to stop (signals, the file `stop`
+/// in the sweep's folder, --time-limit) stop all trials, and each saves its state. A start can run any number of
+/// trials, since trials reuse the MPI communicators of earlier ones.
 ///
 /// The folder has sweep.json and sweep.csv, with a row per trial, and a folder for each trial. A run of the same name
 /// may follow, for example with the best settings; its files lie beside these.

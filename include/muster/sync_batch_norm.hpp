@@ -5,8 +5,8 @@
 //
 // In training on several ranks, mean and variance are computed over the samples of all ranks, each sample once.
 // Outputs, gradients and running statistics are those of one rank with the whole batch, up to rounding. An empty batch
-// (of weight 0, see Batch::size) does not count. In evaluation, in a model that is not prepared, in a clone() of one
-// that is, or on one rank, it is torch's batch-norm. Options, names and state are always torch's.
+// (of weight 0, see Batch::size) does not count. In evaluation, on one rank, and in a model that is not prepared (such
+// as the clone() of a prepared one), it computes as torch's batch-norm. Options, names and state are always torch's.
 //
 // A forward pass in training is collective, and so is its backward pass: all ranks must run the same passes in the same
 // order, without join() and without virtual workers. Inputs may be in 16 bits; statistics are in float, and are summed
@@ -86,7 +86,7 @@ class MUSTER_API SyncBatchNormImplBase : public torch::nn::BatchNormImplBase<D, 
   at::Tensor forward(const at::Tensor& input);
   void pretty_print(std::ostream& stream) const override;
 
-  /// Replaces one of torch's batch-norms: takes over its parameters and the memory of its buffers.
+  /// Replaces one of torch's batch-norms: takes over its parameters, the memory of its buffers, and its mode.
   template <class BatchNorm>
   void take_over(const BatchNorm& other) {
     if (this->options.affine()) {

@@ -31,6 +31,7 @@ namespace muster {
 
 /// Sets up what a framework needs around a training function: environment variables, its own process group
 /// (Session::set_process_group). Every method is called on every worker, and is collective unless training has failed.
+/// For each validation, another Backend is started and shut down on the ranks that validate.
 class MUSTER_API Backend {
  public:
   virtual ~Backend() = default;
@@ -51,7 +52,8 @@ class MUSTER_API BackendConfig {
   virtual std::optional<std::chrono::milliseconds> timeout() const { return {}; }
 };
 
-/// Gives the workers a torch process group, over MPI unless TorchConfig, the devices or --backend say otherwise.
+/// Gives the workers a torch process group: over MPI, unless TorchConfig, the workers' GPUs or --backend require
+/// another.
 class MUSTER_API TorchBackend final : public Backend {
  public:
   explicit TorchBackend(TorchConfig config) : config_(std::move(config)) {}
@@ -161,7 +163,7 @@ class MUSTER_API DataParallelTrainer {
  protected:
   /// The backend of fit(); null: none.
   virtual std::shared_ptr<const BackendConfig> backend_config() const;
-  /// Which datasets this kind of trainer splits if its options do not say.
+  /// Which datasets this kind of trainer splits where its options do not say; {"train"} if not overridden.
   virtual DataConfig default_dataset_config() const { return {}; }
   Launch& launch() const noexcept { return *launch_; }
 
@@ -178,7 +180,7 @@ class MUSTER_API DataParallelTrainer {
 /// given again. An Error (ExitCode::data) if can_restore() is false.
 MUSTER_API TrainerOptions restored_options(const std::filesystem::path& path, TrainerOptions given = {});
 
-/// A DataParallelTrainer for torch: the workers share a process group, session.prepare_model makes models parallel.
+/// A DataParallelTrainer for torch: the workers share a process group, and so can use session.prepare_model().
 class MUSTER_API TorchTrainer : public DataParallelTrainer {
  public:
   using DataParallelTrainer::DataParallelTrainer;

@@ -25,10 +25,10 @@
 //
 // The function's metrics are reduced over the ranks as in Session::report(), written to validation.json in the
 // checkpoint's folder, and added to the row of its report, where they replace reported metrics of the same name.
-// CheckpointConfig::checkpoint_score_attribute may name one, and a checkpoint is not deleted while its validation is
-// pending and the trainer has a validation function. The row's "checkpoint_status" has the validation's status. If the
-// function throws, or takes longer than `timeout`, there is a warning, and the row has null for the metrics that
-// earlier validations returned.
+// CheckpointConfig::checkpoint_score_attribute may name such a metric, and a checkpoint is not deleted while its
+// validation is pending and the trainer has a validation function. The row's "checkpoint_status" has the validation's
+// status. If the function throws, or takes longer than `timeout`, there is a warning, and the row has null for the
+// metrics that earlier validations returned.
 #pragma once
 
 #include <muster/checkpoint.hpp>
@@ -78,10 +78,11 @@ class MUSTER_API ValidationFunction {
 
 struct ValidationConfig {
   ValidationFunction function = {};
-  /// The longest time for one validation. After it, the validation is given up, and its ranks validate nothing more in
-  /// this job. If no rank is left for later validations, these are pending, and the job ends with ExitCode::stopped. A
-  /// function that still does not return keeps running on its thread: when main returns on that rank, the process ends
-  /// without the destructors of static objects. If only one thread may call MPI, there is no timeout.
+  /// The longest time for one validation. When this time is over, the validation is given up, and its ranks validate
+  /// nothing more in this job. If no rank is left for later validations, these are pending, and the job ends with
+  /// ExitCode::stopped. A function that still does not return keeps running on its thread: when main returns on that
+  /// rank, the process ends without the destructors of static objects. If only one thread may call MPI, there is no
+  /// timeout.
   std::chrono::milliseconds timeout = std::chrono::hours(1);
 };
 MUSTER_API void to_json(Json& json, const ValidationConfig& options);

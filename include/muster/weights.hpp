@@ -1,4 +1,4 @@
-// Weights in the formats of other programs: loads them from Python, and writes them for it.
+// Weights in the formats of other programs: loads what Python has written, and writes files for Python.
 //
 //   muster::load_state_dict(net, muster::load_safetensors("resnet18.safetensors"));
 //
@@ -52,8 +52,8 @@ MUSTER_API StateDict load_safetensors(const std::filesystem::path& file);
 /// (torch.serialization.set_crc32_options()).
 MUSTER_API StateDict load_torch(const std::filesystem::path& file);
 
-/// Returns the state of an object, usually a model: tensors by their names in it, which load_state_dict() takes. They
-/// share the object's memory.
+/// Returns the state of an object, usually a model, in the form that load_state_dict() takes: its tensors by name, and
+/// its JSON values. The tensors share the object's memory.
 MUSTER_API StateDict state_dict(const StateEntry& entry);
 
 struct LoadOptions {

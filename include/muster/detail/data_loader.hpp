@@ -43,7 +43,7 @@ class MUSTER_API LoaderSampler {
   virtual std::int64_t begin_pass() = 0;
   /// The indices of the samples of the next batch to be read; empty at the end of the pass.
   virtual std::optional<std::vector<std::size_t>> next(std::size_t batch_size) = 0;
-  /// Makes the next of the batches that were read the current one. Returns the number of its samples without padding.
+  /// Makes the next batch that was read the current one. Returns how many of its samples count; padding does not.
   virtual std::int64_t begin_batch() = 0;
   /// Call before the next batch is requested. If the run was asked to stop, it may save and throw here.
   virtual void stop_if_asked() = 0;
@@ -145,7 +145,8 @@ class Loader : public torch::data::StatelessDataLoader<Dataset, TorchSampler> {
     first.loader_ = this;
     batch_.reset();
     failure_ = nullptr;
-    // torch's begin() throws if the previous pass was left early. reset() below discards what was read ahead for it.
+    // Base::begin() is not called, since it throws if the previous pass was left early. reset() discards what was read
+    // ahead.
     number_ = sampler_->begin_pass();
     first.pass_ = {sampler_.get(),
                    [sampler = sampler_, number = number_](LoaderSampler*) { sampler->end_pass(number); }};
@@ -157,7 +158,7 @@ class Loader : public torch::data::StatelessDataLoader<Dataset, TorchSampler> {
 
  protected:
   std::shared_ptr<LoaderSampler> sampler_;
-  std::int64_t samples_ = 0;  ///< samples of the current batch without padding
+  std::int64_t samples_ = 0;  ///< how many samples of the current batch count; padding does not
 
  private:
   /// After an exception the pass does not advance, and each ++ throws the exception again.

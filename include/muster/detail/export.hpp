@@ -1,4 +1,4 @@
-// What the shared libraries export. They are compiled with hidden visibility, so that nothing else is seen outside.
+// What the shared libraries export. They are compiled with hidden visibility, so that they export only what is marked.
 #pragma once
 
 /// Marks a class or function of the API that is not defined in a header.

@@ -67,13 +67,13 @@ struct PassesOptions {
 /// Makes the passes over a worker's data. Collective over the workers.
 using MakePasses = std::function<std::unique_ptr<Passes>(OperatorRegistry& parts, const PassesOptions& options)>;
 
-/// The batches of one call of train() or validate().
+/// The batches of one call of an operator trainer's train() or validate().
 class BatchSource {
  public:
   virtual ~BatchSource() = default;
   /// The next batch; null if the call has had all of its batches.
   virtual Batch* next() = 0;
-  /// Returns the first batch of each iteration over the batches.
+  /// Begins an iteration over the batches and returns its first batch; null if there is none.
   virtual Batch* first() { return next(); }
 };
 
@@ -82,7 +82,8 @@ MUSTER_API Batch make_batch(at::Tensor data, at::Tensor target, std::int64_t sam
                             std::shared_ptr<const step::BatchWeight> step);
 MUSTER_API const Session& session_of(const OperatorRegistry& parts);
 
-/// Makes a batch from what a data loader returns: an example of tensors, or a vector of examples.
+/// Makes a batch from what a data loader returns: an example whose data and target are stacked tensors, or a range of
+/// single examples.
 template <class Examples>
 Batch batch_of(Examples& examples, std::int64_t samples, const std::shared_ptr<const step::BatchWeight>& step) {
   if constexpr (requires {
@@ -146,7 +147,7 @@ MakePasses make_passes_of(std::unique_ptr<Loader> loader) {
   };
 }
 
-/// `Options` is DataLoaderOptions, which is incomplete in this header.
+/// For a torch dataset. `Options` is DataLoaderOptions; a template, since that struct is incomplete in this header.
 template <class Dataset, class Options>
 MakePasses make_passes_of(Dataset dataset, const Options& given) {
   return [dataset, given](OperatorRegistry& parts, const PassesOptions& options) -> std::unique_ptr<Passes> {
@@ -217,7 +218,7 @@ bool call_forward(Module& module, const std::vector<at::Tensor>& features, at::T
 
 [[noreturn]] MUSTER_API void refuse_features(std::size_t number);
 
-/// Calls the model's forward(), with up to four tensors.
+/// Returns a function that calls the model's forward() with one to four tensors.
 template <class Model>
 Forward forward_of(const Model& model) {
   return [module = module_of(model)](const std::vector<at::Tensor>& features) {
@@ -238,7 +239,7 @@ Criterion criterion_of(T criterion) {
   };
 }
 
-/// Makes the schedulers: each maker is called with the optimizer of the same number.
+/// Makes the schedulers: the first maker is called with the first optimizer, and so on.
 template <class... Makers, class Optimizers>
 auto make_schedulers(const std::tuple<Makers...>& makers, const Optimizers& optimizers) {
   static_assert(sizeof...(Makers) <= std::tuple_size_v<Optimizers>, "There are more schedulers than optimizers.");

@@ -19,7 +19,7 @@ class PassPositions;
 struct Worker {
   int rank = 0;
   int world = 1;
-  int full_worker_count = 0;       ///< the number of workers if no rank of the job is missing; 0: `world`
+  int full_worker_count = 0;       ///< what `world` would be if no rank of the job were missing; 0: as `world`
   std::uint64_t seed = 0;          ///< the run's seed
   c10::Device device = c10::kCPU;  ///< the batches' device
   std::shared_ptr<PassPositions>
