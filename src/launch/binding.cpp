@@ -153,7 +153,7 @@ std::vector<Claim> bind_to_cores(const Communicator& world, NodeRanks& ranks, in
     return here;
   };
 
-  // The first rank of the node reads the cores for all ranks of the node, so that they have the same.
+  // The first rank of the node reads which cores the machine has, for all ranks of the node, so that they use the same.
   auto described = Json::array();
   if (local_rank == 0)
     for (const auto& core : cores_of_machine()) described.push_back(core.cpus);
@@ -211,7 +211,8 @@ RankOnHost find_rank_on_host(const Communicator& world, const LaunchFlags& flags
                   binding.empty() ? "start with mpirun --bind-to none, or srun --cpus-per-task,"
                                   : "unset " + binding + ", or start with mpirun --bind-to none,",
                   " to use them all"));
-  // A rank that is bound to a single core waits whenever another process computes there, and all ranks wait for it.
+  // A rank that is bound to a single core waits whenever another process computes there, and all ranks wait for it. So
+  // unless the user asks for that (--bind cores), a rank is only bound to two cores or more.
   if (may_bind && flags.bind != Bind::none)
     mine.claims = std::make_shared<const std::vector<Claim>>(
         bind_to_cores(world, node, given, flags.bind == Bind::cores ? 1 : 2));

@@ -37,8 +37,8 @@ bool is_supervised(pid_t process) {
   return text.find(str(variable::supervised, "=")) != std::string::npos;
 }
 
-/// Here and not in the library of the stop signals, because libc is initialised after that library and would lose the
-/// variable.
+/// Keeps the rank's process id in the environment, so that tell_exit() (stop_signal.cpp) knows a child of the rank. Not
+/// done in stop_signal.cpp: libc is initialised after that library, and would lose the variable.
 [[gnu::constructor]] void keep_rank_process() noexcept {
   if (std::getenv(supervised_variable) != nullptr)
     ::setenv(rank_process_variable, std::to_string(::getpid()).c_str(), /*overwrite=*/0);
@@ -96,7 +96,7 @@ void end_with_launcher() noexcept try {
   ::pthread_sigmask(SIG_SETMASK, &all, &before);  // the new thread blocks all signals; other threads receive them
   std::thread(end_with_any, std::move(processes)).detach();
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-} catch (const std::exception&) {  // no thread or memory: then only the launcher itself ends this process
+} catch (const std::exception&) {  // no thread or memory: then this process ends only if its launcher ends it
 }
 
 }  // namespace muster::detail::launch

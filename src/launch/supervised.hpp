@@ -23,7 +23,7 @@ struct Supervisor {
   std::string started;                            ///< when the `muster run` began, as part of a run's name
   std::optional<int> max_failures;                ///< --max-failures
   int full_worker_count = 0;                      ///< ranks of the job when none is missing; 0 without --min-workers
-  std::optional<std::chrono::seconds> used = {};  ///< since the first start; no time of day, as clocks differ
+  std::optional<std::chrono::seconds> used = {};  ///< time from the first start to this one
 };
 
 /// Reads the supervisor's settings from the environment; none if this process is not supervised.
@@ -34,7 +34,7 @@ namespace variable {
 inline constexpr const char* supervised = supervised_variable;  // set to 1
 inline constexpr const char* id = "MUSTER_SUPERVISOR";
 inline constexpr const char* started = "MUSTER_STARTED";
-inline constexpr const char* used = "MUSTER_USED_SECONDS";     // from the first start to this one
+inline constexpr const char* used = "MUSTER_USED_SECONDS";     // from the first start to this one; clocks may differ
 inline constexpr const char* job_end = "MUSTER_JOB_END_TIME";  // seconds since 1970, as SLURM_JOB_END_TIME
 inline constexpr const char* max_failures = "MUSTER_MAX_FAILURES";
 inline constexpr const char* full_worker_count = "MUSTER_FULL_WORKERS";
@@ -43,7 +43,7 @@ inline constexpr const char* full_worker_count = "MUSTER_FULL_WORKERS";
 using detail::message_prefix;
 /// "RANK PID HOST"; only if the launcher reports a lost rank by its process id.
 inline constexpr std::string_view message_process = "process";
-inline constexpr std::string_view message_up = "up";              ///< MPI is initialised, and all ranks have come
+inline constexpr std::string_view message_up = "up";              ///< MPI is initialised; the text: the number of ranks
 inline constexpr std::string_view message_run = "run";            ///< the folder of the run that begins
 inline constexpr std::string_view message_min_workers = "least";  ///< the least number of workers
 inline constexpr std::string_view message_ranks_needed =

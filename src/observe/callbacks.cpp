@@ -34,7 +34,7 @@ std::string key_of(const std::vector<std::shared_ptr<Callback>>& callbacks, cons
   return number == 1 ? name : str(name, " ", number);
 }
 
-/// True if `key` is the key of a state of a callback of class `name`.
+/// True if `key`, as key_of() returns it, is that of a callback of class `name`.
 bool is_of_class(const std::string& key, const std::string& name) {
   return key.starts_with(name) && (key.size() == name.size() || key[name.size()] == ':' || key[name.size()] == ' ');
 }

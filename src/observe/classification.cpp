@@ -63,8 +63,8 @@ class MetricInput {
             "Classes are numbered from 0; give a sample without a class the weight 0");
   }
 
-  /// Returns the rows of the first `samples` samples, without rows of weight 0. If the prediction has logits, it keeps
-  /// them.
+  /// Returns the rows of the first `samples` samples (by default of all), without rows of weight 0. If the prediction
+  /// consists of logits, the result has logits, too.
   WeightedRows rows_of(const at::Tensor& prediction, const at::Tensor& target, std::optional<std::int64_t> samples,
                        const at::Tensor& weight) const {
     require(prediction.defined() && target.defined(), "a tensor is undefined", "Give the predictions and the targets");
@@ -173,7 +173,8 @@ at::Tensor by_class(const WeightedRows& rows, std::int64_t classes) {
                   sum_by_class(rows.target, rows.weight, classes)});
 }
 
-/// Returns for which rows the target's logit is among the `k` largest. The logits must not have NaN.
+/// Returns for which rows the target's logit is among the `k` largest; of equal logits, that of the lower class counts
+/// as larger. In a row with a NaN, the result means nothing.
 at::Tensor is_in_top_k(const at::Tensor& logits, const at::Tensor& target, std::int64_t k) {
   const auto at = target.unsqueeze(1), its = logits.gather(1, at);
   const auto number = at::arange(logits.size(1), target.options());

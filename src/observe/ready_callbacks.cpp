@@ -27,7 +27,8 @@ class WatchedMetric {
   }
 
   const std::string& metric() const noexcept { return metric_; }
-  /// Returns the metric's value in `row`, NaN for null; none, and warns once, if it is missing. Throws for any other.
+  /// Returns the metric's value in `row`, NaN for null. If the row does not have it, warns once and returns none.
+  /// Throws an Error if it is not a number.
   std::optional<double> in(const Json& row) {
     const auto at = row.find(metric_);
     if (at == row.end()) {

@@ -10,9 +10,9 @@
 //               "world_size": 4, "first_iteration": 12, "first_step": 480,   report and step from which it resumed
 //               "first_time_total_s": 3480.0,   training time of the run up to that step
 //               "state": "failed", "error": "…"}]   "training", "finished", "stopped", "failed"; "died" if it has ended
-//               without writing one of these
+//               without writing its end
 //
-// training_s − repeated_s − data_s − saves_s − late_s is the useful time.
+// training_s − repeated_s − data_s − saves_s − late_s is the useful time. Only the last 200 starts are listed.
 #pragma once
 
 #include "observe/observer.hpp"
@@ -44,6 +44,7 @@ class TimeAccount {
  private:
   using Clock = std::chrono::steady_clock;
 
+  /// Returns repeated_s for this start. `before`: the value of earlier starts. `time_total_s`: see AttemptStart.
   double repeated_after(double before, double time_total_s) const;
 
   std::filesystem::path run_;
@@ -54,7 +55,8 @@ class TimeAccount {
   double started_ = 0;  ///< seconds since 1970
   Clock::time_point began_ = Clock::now();
   double earlier_training_s_ = 0, repeated_s_ = 0, starting_s_ = 0, idle_s_ = 0;
-  /// In seconds, summed over the reports that count; `saves` without this start's reports.
+  /// In seconds, summed over the reports that no start has repeated. `saves` has only reports of earlier starts; the
+  /// saves of this start are in watch::time_use().
   struct {
     double data = 0, saves = 0, late = 0;
   } spent_ = {};

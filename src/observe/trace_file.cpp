@@ -20,7 +20,7 @@ namespace {
 using watch::TraceEvent;
 using watch::TraceTrack;
 
-constexpr std::size_t write_bytes = std::size_t{1} << 20;  ///< bytes per write
+constexpr std::size_t write_bytes = std::size_t{1} << 20;  ///< text is written as soon as there is so much of it
 
 double microseconds(std::int64_t nanoseconds) { return static_cast<double>(nanoseconds) / 1e3; }
 double milliseconds(std::int64_t nanoseconds) { return static_cast<double>(nanoseconds) / 1e6; }

@@ -114,7 +114,8 @@ void TrainBatches::begin_call(std::optional<std::int64_t> limit) {
   limit_ = limit;
   in_call_ = true;
   session_.progress.pass_end_is_boundary = limit.has_value();
-  // The last call may have taken a batch ahead that it did not use. It is the first batch of this call.
+  // begin_call() takes a batch before the call asks for it. If the last call has not asked, its batch is still there,
+  // and is the first batch of this call.
   if (first_ && *first_ != nullptr)
     ++taken_;
   else

@@ -27,7 +27,7 @@ std::string name_of(const char* kind, std::size_t number, std::size_t all) {
 std::string in_quotes(const std::string& name) { return '"' + name + '"'; }
 
 /// Splits a batch of `passes` into features and target. Logs once which columns these are.
-std::pair<std::vector<at::Tensor>, at::Tensor> split(const char* doing, OperatorRegistry& parts, Passes* passes,
+std::pair<std::vector<at::Tensor>, at::Tensor> split(const char* doing, OperatorRegistry& registry, Passes* passes,
                                                      const Batch& batch) {
   std::vector<at::Tensor> features;
   std::vector<std::string> names;
@@ -48,7 +48,7 @@ std::pair<std::vector<at::Tensor>, at::Tensor> split(const char* doing, Operator
   const auto target_name = names.back();
   names.pop_back();
   const auto told = "the target is the column " + target_name + ", the features are " + data::joined(names);
-  if (std::exchange(parts.logged_columns, told) != told && parts.session.world_rank() == 0) log::info(told);
+  if (std::exchange(registry.logged_columns, told) != told && registry.session.world_rank() == 0) log::info(told);
   return {std::move(features), std::move(target)};
 }
 
@@ -89,17 +89,17 @@ std::vector<std::string> column_names(const BatchColumns& columns, data::Source&
   return names;
 }
 
-void require_one_of_each(const OperatorRegistry& parts, const char* doing, const char* method) {
+void require_one_of_each(const OperatorRegistry& registry, const char* doing, const char* method) {
   const auto remedy = str("Override ", method);
-  if (parts.models.empty())
+  if (registry.models.empty())
     throw Error(ExitCode::user_error, doing, "the operator has no model",
                 str("Call register_training() in its setup(), or ", "override ", method));
-  if (parts.models.size() > 1 || parts.optimizers.size() > 1)
+  if (registry.models.size() > 1 || registry.optimizers.size() > 1)
     throw Error(ExitCode::user_error, doing,
-                str("it has ", parts.models.size(), " models and ", parts.optimizers.size(),
+                str("it has ", registry.models.size(), " models and ", registry.optimizers.size(),
                     " optimizers, and the default method takes one"),
                 remedy);
-  if (!parts.criterion) throw Error(ExitCode::user_error, doing, "no criterion was registered", remedy);
+  if (!registry.criterion) throw Error(ExitCode::user_error, doing, "no criterion was registered", remedy);
 }
 
 }  // namespace
@@ -163,10 +163,10 @@ void refuse_features(std::size_t number) {
 using detail::operators::OperatorRegistry;
 
 OperatorLoader::OperatorLoader(Dataset dataset, BatchOptions options, BatchColumns columns)
-    : make_([dataset, options, columns](OperatorRegistry& parts, const detail::operators::PassesOptions& of) {
+    : make_([dataset, options, columns](OperatorRegistry& registry, const detail::operators::PassesOptions& of) {
         const std::string name = of.training ? "train" : "validation";
-        auto workers = parts.state.workers;
-        auto& data = parts.state.data;
+        auto workers = registry.state.workers;
+        auto& data = registry.state.data;
         const auto& source = detail::data::source_of(dataset);
         detail::run::require_same_data(workers.control, workers.size(), {{name, source->fingerprint()}});
         detail::data::share_chunks(workers.control, {&source, 1});
@@ -327,7 +327,8 @@ void TrainingOperator::add_optimizer(std::shared_ptr<torch::optim::Optimizer> op
 }
 
 void TrainingOperator::add_scheduler(std::shared_ptr<torch::optim::LRScheduler> scheduler) {
-  // Only for StepLR: a user's own scheduler may do something in its first step.
+  // PyTorch's schedulers make a first step, which changes nothing, when they are constructed; libtorch's do not, so
+  // StepLR would decay one step late. Only for StepLR: a user's own scheduler may change something in its first step.
   if (dynamic_cast<const torch::optim::StepLR*>(scheduler.get()) && (*scheduler).*detail::optim::StepCount::of == 0)
     scheduler->step();
   parts().schedulers.push_back(std::move(scheduler));

@@ -33,11 +33,11 @@ class OperatorWorker {
   void open(const Make& make, const OperatorTrainerOptions& options);
   session::OpenSession& session() noexcept { return session_; }
   TrainingOperator& training_operator() const noexcept { return *operator_; }
-  OperatorRegistry& parts() const { return OperatorRegistry::of(*operator_); }
+  OperatorRegistry& registry() const { return OperatorRegistry::of(*operator_); }
   bool has_ended() noexcept { return session_.state().callback_end.has_ended(); }
 
-  /// Makes main()'s next call: runs `work`, adds its result to the history, and returns it as text. Empty if a callback
-  /// has ended training.
+  /// Makes main()'s next call: runs `work`, adds its result to the history, and returns it as text. The text is empty
+  /// if a callback has ended training.
   std::string make_call(Call call, const std::function<Json(OperatorWorker&)>& work);
   /// Call it when the last saved result was returned. Restores the random state, so that main() draws the same random
   /// numbers as in a run that was not interrupted. If the checkpoint was saved inside train(), train() restores it.
@@ -68,7 +68,7 @@ class OperatorWorker {
   Json report_step(const Json& result);
 
  private:
-  const session::WorkerContext& workers() const noexcept { return parts().state.workers; }
+  const session::WorkerContext& workers() const noexcept { return registry().state.workers; }
   /// Throws an Error if a saved state does not fit the operator. The operator's own load functions may refuse a state
   /// that fits.
   void require_fit(const StateDict& saved) const;
@@ -96,7 +96,7 @@ class OperatorWorker {
   std::string random_state_;  ///< random state of the checkpoint; empty when it was restored
 };
 
-/// Updates params.json on rank 0: the number of retries, for `muster run`, and, with `trains`, that the run is not
+/// Updates params.json on rank 0: under `muster run`, the number of retries; if `trains` is true, that the run is not
 /// finished.
 void update_params(const Communicator& world, run::RunFolder& run, int max_retries, bool trains = false);
 

@@ -36,7 +36,9 @@ struct OperatorRegistry {
   ValidationBatches validation;
 
   /// Gives the operator its registry, before setup().
-  static void attach(TrainingOperator& to, std::unique_ptr<OperatorRegistry> parts) { to.parts_ = std::move(parts); }
+  static void attach(TrainingOperator& to, std::unique_ptr<OperatorRegistry> registry) {
+    to.parts_ = std::move(registry);
+  }
   static OperatorRegistry& of(TrainingOperator& its) { return its.parts(); }
   /// Returns the entries of trainer.state_dict().
   StateEntries state_entries(TrainingOperator& its);

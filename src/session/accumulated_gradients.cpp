@@ -42,7 +42,7 @@ void AccumulatedGradients::look() {
   }
 }
 
-std::string AccumulatedGradients::unprepared() {
+std::string AccumulatedGradients::find_unprepared() {
   look();
   const auto found = std::ranges::find_if(models_, [](const auto& one) { return one.second.accumulates; });
   return found == models_.end() ? std::string() : found->first;
@@ -50,7 +50,7 @@ std::string AccumulatedGradients::unprepared() {
 
 bool AccumulatedGradients::none() {
   // Both functions are called in any case, since both record this boundary.
-  const bool none_prepared = prepared_.have_no_gradient_to_save(), none_else = unprepared().empty();
+  const bool none_prepared = prepared_.have_no_gradient_to_save(), none_else = find_unprepared().empty();
   const bool none = *prepared_.no_sync_depth() == 0 && none_prepared && none_else;
   boundaries_with_gradients_ = none ? 0 : boundaries_with_gradients_ + 1;
   return none;
@@ -58,7 +58,7 @@ bool AccumulatedGradients::none() {
 
 void AccumulatedGradients::add_to(StateDict& state, const StateEntries& entries, const Communicator& control) {
   prepared_.add_gradients(state, entries, control);
-  const auto name = unprepared();
+  const auto name = find_unprepared();
   if (name.empty() || std::exchange(has_warned_, true) || control.rank() != 0) return;
   log::warn(
       "saving " + name +

@@ -14,13 +14,14 @@ namespace muster::detail::session {
 namespace {
 
 constexpr double least_window_seconds = 0.02;
-/// In steps. The records of the ranks keep twice as many steps.
+/// Longest interval between two samples, in steps. StepLog keeps twice as many steps.
 constexpr std::int64_t longest_interval = 32;
 
 double seconds(std::int64_t nanoseconds) { return 1e-9 * static_cast<double>(nanoseconds); }
 
-/// Returns the IDs of the other threads among which torch divides an operation. It needs an operation of torch itself:
-/// in this file, at::parallel_for would be compiled without OpenMP and run on one thread.
+/// Returns the IDs of the threads, except this one, among which torch divides an operation. It runs an operation of
+/// libtorch to see them: at::parallel_for is a template, which in this file is compiled without OpenMP and uses one
+/// thread.
 std::vector<int> other_intraop_threads() {
   auto ids = at::full(at::get_num_threads(), ::gettid(), at::kInt);
   at::TensorIterator::nullary_op(ids).for_each(

@@ -34,8 +34,8 @@ struct Contribution {
   bool asked_to_stop = false;
   bool writing = false;           ///< true if the last checkpoint is still being written
   bool has_callbacks = false;     ///< true if the worker has callbacks
-  bool validation = false;        ///< true if the checkpoint is to be validated
-  std::string name = {};          ///< the checkpoint's name
+  bool validation = false;        ///< ReportOptions::validation: the checkpoint is to be validated
+  std::string name = {};          ///< ReportOptions::checkpoint_name
   observe::RankTimes times = {};  ///< since the last report
   std::int64_t memory_bytes = 0;
   Json passes = {};  ///< options of the passes since the last report: SamePasses::noted()
@@ -56,7 +56,7 @@ struct Contribution {
   }
 };
 
-/// Removes the weights from the metrics of each rank.
+/// Returns the values of each rank's metrics, which are given as [value, weight] or [value, weight, accumulator].
 std::vector<Json> without_weights(std::vector<Json> of_ranks) {
   for (auto& metrics : of_ranks)
     for (auto& [name, value] : metrics.items()) value = Json(std::move(value[0]));
@@ -165,7 +165,7 @@ struct Before {
   std::int64_t last_complete = -1;
   bool score_reported = false;
   std::filesystem::path newest = {};  ///< path of the newest checkpoint
-  /// Each undoes the change of an optimizer or a scheduler of the State.
+  /// Each function sets an optimizer or a scheduler of the State back to its schedule before the report.
   std::vector<std::function<void()>> schedules = {};
 };
 
@@ -184,7 +184,7 @@ Before before_report(const SessionState& session, const std::shared_ptr<const St
 
 /// What all workers together have given to a report; the same on each of them.
 struct Combined {
-  std::vector<Json> metrics = {};  ///< [ranks], each with its weight
+  std::vector<Json> metrics = {};  ///< [ranks]: observe::to_json(Metrics)
   bool has_state = false;
   bool has_checkpoint = false;  ///< true if any worker gives a Checkpoint of the program's own
   bool validates = false;
@@ -206,7 +206,7 @@ class Report {
  private:
   /// Checks the input of all workers and combines it. Collective.
   Combined exchange();
-  /// Throws an Error if a callback decides by a metric that only the validation would give, too late. Collective.
+  /// Throws an Error if a callback decides by a metric that only a validation after training would give. Collective.
   void require_own_metrics() const;
   /// Waits for the save in the background, if this report must come after it. True if this report saves a checkpoint.
   /// Collective.
@@ -298,7 +298,7 @@ Combined Report::exchange() {
   return all;
 }
 
-/// If all ranks train, validations run after training, so no callback can decide by their metrics.
+/// Called if all ranks train: then validations run after training, too late for a callback to decide by their metrics.
 void Report::require_own_metrics() const {
   comm::run_on_root(session_.workers.control, [&] {  // only the first worker's callbacks learn of validations
     if (!session_.epoch_end.is_complete()) return;   // a later report of this epoch may have the metric
@@ -388,11 +388,12 @@ void Report::try_to_make() {
   combined_ = exchange();
   saves_ = wait_for_save_before();
   if (outputs.newest) before_.newest = outputs.newest->path();
-  // The callbacks are asked after wait_for_save_before(), since that may throw.
+  // The callbacks are asked for their metrics only now: wait_for_save_before() may throw, and a callback's metrics()
+  // may change the callback.
   if (combined_.has_callbacks)
     combined_.metrics = comm::run_on_all(
         control, [&] { return observe::to_json(outputs.observers.callbacks().with_callback_metrics(input_.metrics)); });
-  session_.models.synchronise_buffers();
+  session_.models.synchronise_statistics();
   row_ = make_row();
   const bool is_validated = saves_ && combined_.validates;
   if (is_validated) row_[checkpoint::status_name] = checkpoint::text_of(CheckpointStatus::pending_validation);

@@ -136,7 +136,8 @@ std::optional<Checkpoint> choose_checkpoint(const run::ResolvedOptions& resolved
   return seed;
 }
 
-/// Tells the history which earlier checkpoints are ancestors of checkpoint `index`, from which the run resumes.
+/// Sets `moment.is_ancestor` and `moment.was_given_up`, by which the history finds the rows that led to checkpoint
+/// `index`, from which the run resumes.
 void set_ancestors(observe::AttemptStart& moment, int index, std::vector<checkpoint::Rollback> rollbacks) {
   moment.was_given_up = std::ranges::any_of(
       rollbacks, [&](const auto& rollback) { return rollback.to < index && index <= rollback.last_index; });

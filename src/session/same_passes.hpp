@@ -12,7 +12,7 @@ namespace muster::detail::session {
 
 /// Compares the options that decide which samples the workers take. The workers do not wait for each other when a pass
 /// begins, so they compare the next time they communicate: when they ask each other whether to stop, or at a report.
-/// (Averages of gradients carry the requests to stop themselves; with them, the comparison comes only at the report.)
+/// (If they average gradients, the averages carry the requests to stop, and the comparison comes only at the report.)
 class SamePasses {
  public:
   /// Call it when a pass, not inside of another pass, has handed out its first batch.

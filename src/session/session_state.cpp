@@ -83,7 +83,7 @@ class SessionStepListener final : public step::StepListener {
   }
 
  private:
-  /// Writes the number of passes to the run's folder, since the newest checkpoint may not have this number yet.
+  /// Writes passes_before_more to the run's folder if it has changed, since the newest checkpoint may be older.
   void keep_passes_before_more() {
     const auto passes = session_.progress.steps->epoch.passes_before_more;
     if (std::exchange(kept_passes_, passes) == passes || !session_.workers.is_first()) return;

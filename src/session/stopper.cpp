@@ -159,9 +159,10 @@ void Stopper::save_and_stop(std::optional<ReportedNow> report) try {
   session_.workers.control.all_reduce(std::span(everywhere), ReduceOp::min);
   const auto [has_state, none_reported, all_have_position] = everywhere;
   if (!has_state && (report || none_reported)) throw_stopped(has_saved);
-  // At a report, do not wait for a step: the report's checkpoint, at the same place, is as good to resume from.
+  // At a report, do not wait for a step: other checkpoints of reports are saved at such a place, too, so the program
+  // can resume there.
   if (!has_state || !all_have_position || (!report && must_wait_for_a_step())) return;
-  session_.models.synchronise_buffers();
+  session_.models.synchronise_statistics();
   session_.saver.save({.entries = entries.get(), .must_wait = true});
   session_.outputs.wait_for_save();
   throw_stopped(true);

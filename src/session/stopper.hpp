@@ -32,13 +32,14 @@ class Stopper {
 
   /// True if all workers know that one of them was asked to stop.
   bool is_known() const noexcept { return request_.is_known(); }
-  /// True if this worker was asked to stop, or if the remaining time is only enough to save; then keeps the reason.
+  /// True if this worker was asked to stop, or if the remaining time is only enough to stop in an orderly way; then
+  /// keeps the reason.
   bool is_asked_here();
   /// Call it at a boundary outside of a report, between two batches. If any worker was asked to stop, saves the State,
-  /// if there is one, and throws. If gradients are accumulated, a checkpoint cannot hold the position in the data, or
-  /// the program has only reported Checkpoints of its own, leaves the stop to a later boundary; for gradients only
-  /// while there is time. Communicates at some of the boundaries only, the same on all workers; returns true if it has.
-  /// Collective.
+  /// if there is one, and throws. Leaves the stop to a later boundary in three cases: a checkpoint cannot hold the
+  /// position in the data; the program has only reported Checkpoints of its own; gradients are accumulated, and there
+  /// is time to wait for the optimizer's step. Communicates at some of the boundaries only, the same on all workers.
+  /// True if the workers have asked each other now. Collective.
   bool stop_if_asked();
 
   // A report is a boundary, too. The workers exchange their requests as part of the report and pass the result to
@@ -51,8 +52,8 @@ class Stopper {
     bool had_state = false;       ///< true if any worker gave a State
     bool had_checkpoint = false;  ///< true if any worker gave a Checkpoint of the program's own
   };
-  /// Call it at the end of a report. Stops if any worker was asked to, unless a State must still be saved and a
-  /// checkpoint cannot hold the position in the data. Collective.
+  /// Call it at the end of a report. Stops if any worker was asked to. If the report has not saved a State, saves it
+  /// first; if a checkpoint cannot hold the position in the data, leaves the stop to a later boundary. Collective.
   void stop_if_asked_after_report(ReportedNow report);
   void end_report() noexcept { budget_.left_boundary(); }
 

@@ -225,7 +225,8 @@ Json Validation::broadcast_results() {
 }
 
 Json Validation::begin_finish(bool stopped, const std::optional<Error>& error, bool prunes, UpdateRow& update_row) {
-  // The leader's results are sent, since this node may not see a file yet that another node has just written.
+  // The leader sends its results, since rank 0's node may not see a validation.json yet that the leader's node has just
+  // written.
   const auto known = broadcast_results();
   return comm::run_on_root(validator_.resolved().world(), [&] {
     const auto& options = validator_.resolved().options;
@@ -275,7 +276,7 @@ std::optional<Error> Validation::finish(const std::optional<Error>& error, bool 
   if (!is_configured()) return {};
   const auto& world = validator_.resolved().world();
   const bool stopped = error && error->code() == ExitCode::stopped;
-  // A start that has not trained, or was refused, only prunes checkpoints that were kept for their validation.
+  // A start that has not trained only prunes after validations, since their checkpoints were kept for them.
   const bool prunes = has_trained && (!error || stopped);
   UpdateRow update_row;  // set on rank 0
   const auto left = begin_finish(stopped, error, prunes, update_row);

@@ -40,7 +40,7 @@ class Validation {
   /// Call it on every rank when another attempt begins.
   void begin_attempt() noexcept { ++attempt_; }
 
-  // The following are for the first worker, while it trains. No call waits.
+  // The following functions, up to training_has_ended(), are for the first worker while it trains. None of them waits.
   /// Requests the pending validations of earlier attempts again, and updates the rows of those that have results.
   void resume(const UpdateRow& update_row, const std::vector<checkpoint::Rollback>& rollbacks);
   /// Requests a validation; does nothing unless runs_beside_training(). The checkpoint may still be being written.
@@ -50,6 +50,7 @@ class Validation {
   /// True if the report's row waits for a result; as long as it does, its checkpoint is not pruned. May be called on
   /// any thread.
   bool awaits_result(std::int64_t training_iteration) const;
+  /// Tells the leader that training has succeeded in this attempt. Then serve() returns when no validation is running.
   void training_has_ended();
 
   /// Call it on the ranks that do not train. Carries out validations until training has ended in this attempt and no
@@ -61,7 +62,7 @@ class Validation {
   /// stopped; if `has_trained` is false, only if it has validated some. Returns an Error if a checkpoint is still not
   /// validated: ExitCode::stopped if a stop, the end of the time or a validation that does not end is the cause;
   /// ExitCode::retry if this start has not trained and its time was not enough for a single validation, since another
-  /// start of this kind would not get further; ExitCode::retry, too, if only some results could not be written.
+  /// start of this kind would not get further; ExitCode::retry also if all could begin but some results were not kept.
   /// Collective over the world.
   std::optional<Error> finish(const std::optional<Error>& error, bool has_trained = true);
 
@@ -107,7 +108,7 @@ class Validation {
   /// By index of the checkpoint. On the leader, the results of all attempts; on the first worker, the accepted results.
   std::map<int, ValidationResult> results_ = {};
   // For the first worker:
-  bool is_out_of_time_ = false;  ///< true if a stop has ended the last validation
+  bool is_out_of_time_ = false;  ///< true if a stop or the end of the time has ended the last validation
   bool has_warned_of_score_ = false;
   mutable std::mutex rows_mutex_;
   std::set<std::int64_t> waiting_rows_ = {};  ///< training iterations whose rows wait for a result

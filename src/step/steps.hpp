@@ -36,11 +36,11 @@ struct OpenPass {
   std::map<std::string, std::string> options = {};
   bool resumable = true;             ///< true if its position can be saved
   bool in_loop = false;              ///< true if begun inside the loop over the epochs
-  bool is_replaced = false;          ///< true if another pass of its kind over the same source has begun since
+  bool is_replaced = false;          ///< true if a pass over the same source and with equal in_loop has begun since
   bool is_of_earlier_epoch = false;  ///< true if another epoch has begun since
   std::int64_t position = 0;         ///< the end of the current batch's step, in samples
   std::int64_t batches = 0;          ///< number of batches handed out
-  std::int64_t taken = 0;            ///< larger for a current batch that was handed out later, over all passes
+  std::int64_t taken = 0;            ///< number of the current batch, in the order of all batches of all passes
   BatchWeightPtr batch = {};         ///< the current batch; null before the first
 };
 
@@ -58,8 +58,8 @@ enum class EpochLoop {
 enum class EpochCount {
   none,           ///< nothing has counted epochs so far
   none_in_state,  ///< nothing has counted epochs so far, nor before the State from which the run was resumed
-  by_loop,
-  own,  ///< the training function has set the epoch
+  by_loop,        ///< a loop over Session::epochs(), or an operator's train(), counts them
+  own,            ///< the training function has set the epoch
 };
 
 /// The epoch that a run is in.
@@ -69,9 +69,11 @@ struct CurrentEpoch {
   EpochCount count = EpochCount::none;
   std::int64_t last_loop_end = -1;  ///< the epoch at which a loop over Session::epochs() has ended
   std::int64_t last_complete = -1;  ///< the last epoch that was saved as complete
-  /// An epoch was saved as complete after so many passes, and then had another pass. The most of all epochs; 0: none.
+  /// The number of passes after which an epoch was saved as complete, although it then had another pass. The largest
+  /// such number of all epochs; 0 if this has not happened.
   std::int64_t passes_before_more = 0;
-  /// If the run was resumed at what looked like the end of an epoch: the number of passes of that epoch; otherwise 0.
+  /// If the run was resumed from a checkpoint that was saved as the end of an epoch: the number of passes that the
+  /// epoch had until then; otherwise 0.
   std::int64_t resumed_after = 0;
   std::int64_t call = -1;  ///< number of the operator trainer's call, from 0; -1 without an operator
 
@@ -127,8 +129,8 @@ class Steps {
 
   // Called by passes over data.
   std::int64_t next_number() noexcept { return ++number_; }
-  /// Opens a pass. It replaces an open pass over the same source, which is open again once it hands out its next batch.
-  /// Returns the current batches of the other passes of its kind (inside or outside of the loop over the epochs).
+  /// Opens a pass. It replaces an open pass over the same source; the replaced pass is open again once it hands out its
+  /// next batch. Returns the current batches of the other open passes with the same value of OpenPass::in_loop.
   std::vector<BatchOfPass> begin_pass(OpenPass pass);
   /// Opens a pass over data that are whole on each rank; its batches have no weight and take no steps.
   void begin_whole_pass(OpenPass pass) { whole_.push_back(std::move(pass)); }

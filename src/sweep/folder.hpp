@@ -1,5 +1,5 @@
-// The files of a sweep: trial.json in each trial's folder has the facts, and sweep.json and sweep.csv summarise all
-// trials.
+// The files of a sweep: trial.json in each trial's folder has the trial's row and counts its lost starts; sweep.json
+// and sweep.csv summarise all trials.
 #pragma once
 
 #include "base/run_names.hpp"
@@ -34,7 +34,7 @@ Trial trial_of(const Json& row, const std::filesystem::path& folder, const std::
 /// The starts of a sweep in which a rank was lost while the trial ran. Kept in trial.json.
 struct LostStarts {
   int count = 0;                 ///< number of such starts since the trial has last made progress
-  run::RunPoints furthest = {};  ///< how far the trial had come when it began to run
+  run::RunPoints furthest = {};  ///< how far the trial had come when it was started last
   bool alone = false;  ///< true if no other trial ran at the same time, so that the lost rank was this trial's
 
   /// A trial has failed for good after this many losses, if it ran alone at the last one.
@@ -45,9 +45,11 @@ struct LostStarts {
 /// Returns how far the trial has come; nothing if it has no folder.
 run::RunPoints points_of(const std::filesystem::path& trial);
 
-/// Writes trial.json in the trial's folder, which is made if needed; throws if the sweep's folder is gone. On one rank.
+/// Writes trial.json in the trial's folder, which it makes if needed. Throws an Error if the sweep's folder is gone.
+/// Call it on one rank.
 void write_trial(const Trial& trial, const LostStarts& lost_starts = {});
-/// Returns the losses in trial.json; zero if it has none. Throws an Error (ExitCode::data) if they are invalid.
+/// Returns the lost starts in trial.json; a count of 0 if it has none. Throws an Error (ExitCode::data) if they are
+/// invalid.
 LostStarts read_lost_starts(const std::filesystem::path& trial);
 /// Returns the trial in trial.json; none if there is no such file. Throws an Error (ExitCode::data) if the file is
 /// invalid.

@@ -87,7 +87,7 @@ class Comparison final : public Callback {
 
   /// True if the trial was stopped since others were better.
   bool stopped() const noexcept { return stopped_; }
-  /// True if the sweep has failed elsewhere.
+  /// True if the sweep has failed on another rank, so that no scores can be exchanged.
   bool cut_off() const noexcept { return cut_off_; }
 
  private:
@@ -252,8 +252,8 @@ class Group {
     return !ends;
   }
 
-  /// True if training may have stopped because of a time limit, so that its state was saved. False if only validations
-  /// are left, since then it has finished.
+  /// True if the end of the launch's time may have stopped the trial's training. False if the launch has no end, or if
+  /// training has finished and only validations are left.
   bool has_stopped_by_time(const Trial& trial) const {
     if (!work_.launch.time_left()) return false;
     const auto params = read_json_if_intact(trial.path / run_names::params);
@@ -265,7 +265,8 @@ class Group {
     if (work_.launch.rank() == 0) work_.refresh();
   }
 
-  /// Adds the scores that validations after training have given, as a restart would.
+  /// Adds the trial's scores at all rungs, as a new start of the sweep reads them: validations after training may have
+  /// given some that Comparison has not seen.
   void add_scores(int number) const {
     if (!work_.rungs.empty()) try {
         const auto rows = observe::History::read(work_.folder / name_of(number));

@@ -23,7 +23,7 @@ struct SweepWork {
   std::vector<TrialSettings> trial_settings = {};  ///< [trial]
   Json settings = {};                              ///< settings that all trials share; on rank 0 of the launch
   std::vector<Trial> trials = {};                  ///< [trial]: state of each trial when this start of the sweep began
-  std::vector<LostStarts> lost_starts = {};        ///< [trial]; only the counts
+  std::vector<LostStarts> lost_starts = {};        ///< [trial]; only LostStarts::count is set
   std::vector<int> to_do = {};                     ///< numbers of the trials to run, in this order
   bool one_at_a_time = false;                      ///< true if only one trial runs at a time
   std::vector<std::int64_t> rungs = {};            ///< the scheduler's rungs
