@@ -25,9 +25,10 @@ class Flags {
   /// The parser. Programs add their own options to it before parse().
   CLI::App app;
 
-  /// Reads this rank's command line and environment, and makes sure that the shared flags are the same on all ranks.
-  /// Throws an Error (ExitCode::usage) for an invalid value, or if the ranks' values differ. False if help or version
-  /// was requested on any rank; rank 0 has printed it if it was requested there. Collective.
+  /// Reads this rank's command line and environment, and makes sure that all flags except --threads and --log-level
+  /// have the same value on all ranks. Throws an Error (ExitCode::usage) for an invalid value, or if the ranks' values
+  /// differ. False if help or version was requested on any rank; rank 0 has printed it if it was requested there.
+  /// Collective.
   bool parse(const Communicator& world);
   /// Returns the flags. Call it after parse(). Warns of MUSTER_SET, which nothing reads, and of MUSTER_… variables that
   /// seem to be misspelt.

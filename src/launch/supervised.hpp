@@ -19,11 +19,12 @@ namespace muster::detail::launch {
 
 /// What a rank knows about the `muster run` that supervises it.
 struct Supervisor {
-  std::string id;                                 ///< identifies the `muster run`; the same in all its starts
-  std::string started;                            ///< when the `muster run` began, as part of a run's name
-  std::optional<int> max_failures;                ///< --max-failures
-  int full_worker_count = 0;                      ///< ranks of the job when none is missing; 0 without --min-workers
-  std::optional<std::chrono::seconds> used = {};  ///< time from the first start to this one
+  std::string id;                   ///< identifies the `muster run`; the same in all its starts
+  std::string started;              ///< when the `muster run` began, as part of a run's name
+  std::optional<int> max_failures;  ///< --max-failures
+  int full_worker_count = 0;        ///< ranks of the job when none is missing; 0 without --min-workers
+  /// The time from the first start to this one. Not the time of day of the first start: the clocks of hosts may differ.
+  std::optional<std::chrono::seconds> used = {};
 };
 
 /// Reads the supervisor's settings from the environment; none if this process is not supervised.
@@ -34,7 +35,7 @@ namespace variable {
 inline constexpr const char* supervised = supervised_variable;  // set to 1
 inline constexpr const char* id = "MUSTER_SUPERVISOR";
 inline constexpr const char* started = "MUSTER_STARTED";
-inline constexpr const char* used = "MUSTER_USED_SECONDS";     // from the first start to this one; clocks may differ
+inline constexpr const char* used = "MUSTER_USED_SECONDS";     // from the first start to this one
 inline constexpr const char* job_end = "MUSTER_JOB_END_TIME";  // seconds since 1970, as SLURM_JOB_END_TIME
 inline constexpr const char* max_failures = "MUSTER_MAX_FAILURES";
 inline constexpr const char* full_worker_count = "MUSTER_FULL_WORKERS";

@@ -51,7 +51,7 @@ class Callbacks final : public Observer {
   Metrics with_callback_metrics(Metrics metrics);
   bool should_stop() const;
   /// Returns a metric by which a callback decides (Callback::decides_by) and which `row` does not have; empty if there
-  /// is none. Callbacks may name no metric any more once a report had it.
+  /// is none. A callback names its metric there only until a report has had it.
   std::string awaited_metric(const Json& row) const;
   /// Returns the callbacks' states, by their keys; null if none has a state.
   Json state() const;

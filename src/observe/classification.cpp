@@ -182,7 +182,7 @@ at::Tensor is_in_top_k(const at::Tensor& logits, const at::Tensor& target, std::
   return behind.logical_not().sum(1).lt(k);
 }
 
-Json of_classes(const char* metric, std::int64_t num_classes, std::int64_t least = 1) {
+Json kind_with_classes(const char* metric, std::int64_t num_classes, std::int64_t least = 1) {
   if (num_classes < least)
     throw Error(ExitCode::usage, detail::str("making the metric ", metric), detail::str("num_classes is ", num_classes),
                 "Give the number of classes of the model");
@@ -191,7 +191,7 @@ Json of_classes(const char* metric, std::int64_t num_classes, std::int64_t least
 
 Json f1_kind(const F1Options& options) {
   constexpr std::array names{"binary", "macro", "micro", "none"};
-  auto kind = of_classes("F1", options.num_classes);
+  auto kind = kind_with_classes("F1", options.num_classes);
   if (options.average == Average::binary && options.num_classes != 2)
     throw Error(ExitCode::usage, "making the metric F1",
                 detail::str("Average::binary needs two classes, but num_classes is ", options.num_classes),
@@ -322,7 +322,8 @@ double F1::value() const {
 std::vector<double> F1::per_class() const { return detail::observe::f1_by_class(sums_); }
 
 ConfusionMatrix::ConfusionMatrix(const ConfusionMatrixOptions& options)
-    : SampleMetric(of_classes("confusion matrix", options.num_classes), options.num_classes * options.num_classes) {}
+    : SampleMetric(kind_with_classes("confusion matrix", options.num_classes),
+                   options.num_classes * options.num_classes) {}
 
 void ConfusionMatrix::add(const at::Tensor& prediction, const at::Tensor& target, Samples samples,
                           const at::Tensor& weight) {
@@ -337,7 +338,7 @@ at::Tensor ConfusionMatrix::value() const {
 }
 
 MeanIoU::MeanIoU(const MeanIoUOptions& options)
-    : SampleMetric(of_classes("mean IoU", options.num_classes), 3 * options.num_classes) {}
+    : SampleMetric(kind_with_classes("mean IoU", options.num_classes), 3 * options.num_classes) {}
 
 void MeanIoU::add(const at::Tensor& prediction, const at::Tensor& target, Samples samples, const at::Tensor& weight) {
   const at::NoGradGuard no_grad;

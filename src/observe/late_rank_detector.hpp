@@ -89,7 +89,8 @@ class LateRankWarnings {
     Clock::time_point next = {};
     std::chrono::minutes interval{10};
   };
-  std::map<std::tuple<std::string, int, LateCause>, Topic> topics_ = {};  ///< by host, rank and cause
+  /// By host, rank and cause. For a shared core and longer computation, the rank is −1 and the cause shared_core.
+  std::map<std::tuple<std::string, int, LateCause>, Topic> topics_ = {};
 };
 
 }  // namespace muster::detail::observe

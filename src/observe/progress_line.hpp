@@ -45,12 +45,12 @@ class ProgressLine final : public Observer {
   std::int64_t first_epoch_;
   int terminal_ = -1;
   std::string last_metrics_, ranks_;
-  bool live_ = false;   ///< true if there is an updated line
-  bool lines_ = false;  ///< true if each report gets a line
-  bool drawn_ = false;  ///< true if the updated line is on the terminal now
+  bool redraws_ = false;         ///< true if there is an updated line
+  bool prints_reports_ = false;  ///< true if each report gets a line
+  bool drawn_ = false;           ///< true if the updated line is on the terminal now
   Clock::time_point last_draw_{};
-  Clock::time_point pass_begin_{};
-  std::int64_t pass_first_ = 0;  ///< samples consumed at the pass's first batch here, including it; see pass_begin_
+  Clock::time_point pass_begin_{};  ///< when this process has got the first batch of the present pass
+  std::int64_t pass_first_ = 0;     ///< EpochPosition::consumed at pass_begin_
   EpochPosition previous_{.epoch = -1};
 };
 

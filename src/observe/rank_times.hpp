@@ -21,7 +21,7 @@ struct RankTimes {
 
 /// What may explain why a worker takes long: differences between two watch::HostLoad, in seconds, and counts.
 struct RankLoad {
-  double read = 0;  ///< summed over all threads of the process: reading values of datasets from files
+  double read = 0;  ///< reading values of datasets from files, summed over all threads of the process
   double run_queue = 0, other_threads = 0, throttled = 0;
   std::int64_t major_faults = 0, clock_throttles = 0;
 };

@@ -3,7 +3,7 @@
 //   "time": {"training_s": 3600.5,   training, over all starts
 //            "repeated_s": 120.0,    part of it: steps that were repeated, since a start resumed from a checkpoint
 //            "data_s": 30.1, "saves_s": 12.2, "late_s": 60.7,   parts of the rest: waiting for batches, saving, waiting
-//                                    for the slowest worker; according to the reports
+//                                    for the slowest worker; the first and the last only until the last report
 //            "starting_s": 14.0,     from the start of a process, or from the end of its last training, to training
 //            "idle_s": 300.0}        while no job trained the run
 //   "starts": [{"started": 1790000000.5, "ended": 1790000042.1,   seconds since 1970; `ended`: the last sign of life

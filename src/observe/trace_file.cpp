@@ -168,7 +168,7 @@ class TraceWriter {
             {"clock_error_ms", milliseconds(error.count())}};
   }
 
-  std::vector<watch::Trace> traces_;  ///< of all ranks, with times by the common clock
+  std::vector<watch::Trace> traces_;  ///< of all ranks, with times of the clock of rank 0's node
   const TraceClocks& clocks_;
   File& file_;
   std::int64_t begin_ns_ = std::numeric_limits<std::int64_t>::max();

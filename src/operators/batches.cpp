@@ -198,7 +198,7 @@ Batch* ValidationBatches::first() {
   passes_->begin(epoch_);
   open_ = true;
   taken_ = 1;
-  return in_hand();
+  return current_batch();
 }
 
 Batch* ValidationBatches::next() {
@@ -206,10 +206,10 @@ Batch* ValidationBatches::next() {
   if (limit_ && taken_ >= *limit_) return end_pass(), nullptr;
   passes_->advance();
   ++taken_;
-  return in_hand();
+  return current_batch();
 }
 
-Batch* ValidationBatches::in_hand() {
+Batch* ValidationBatches::current_batch() {
   auto* const batch = passes_->current();
   if (batch == nullptr) end_pass();
   return batch;

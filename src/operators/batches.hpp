@@ -85,7 +85,7 @@ class ValidationBatches final : public BatchSource {
 
  private:
   std::unique_ptr<Passes> passes_;
-  Batch* in_hand();
+  Batch* current_batch();
   void end_pass();
 
   std::int64_t epoch_ = 0;

@@ -30,8 +30,8 @@ namespace fs = std::filesystem;
 /// later than the state that main() got from the same call before the run was resumed.
 constexpr const char* stale_key = "gone";
 
-/// Returns the configuration of one worker: BATCH_SIZE, the number of samples per step, divided by the number of
-/// workers.
+/// Returns the configuration of one worker: BATCH_SIZE, the number of samples per step, is divided by the number of
+/// workers, and missing workers count.
 Config divide_batch_size(Config config, const run::ResolvedOptions& resolved) {
   const auto found = config.find(BATCH_SIZE);
   if (found == config.end()) return config;
@@ -140,7 +140,7 @@ void OperatorWorker::open(const Make& make, const OperatorTrainerOptions& option
                                 }));
   run_entries_ = std::make_shared<const StateEntries>(std::move(all));
   if (!state.restore(run_entries_)) return;
-  // No pass is open: the saved calls belong to the epoch of the last pass, so the position must be in it, too.
+  // If no pass is open, the saved calls belong to the epoch of the last pass, so the position must be in it, too.
   if (auto& source = registry().train; !source.resumes_open_pass()) source.set_epoch_count(source.epoch_count());
   random_state_ = session::generator_state(state.workers.device);
 }

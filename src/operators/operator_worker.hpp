@@ -45,7 +45,7 @@ class OperatorWorker {
   /// Makes this worker run a trial of a sweep: the session then reports the trial's steps instead of the calls.
   void begin_trial() noexcept { reports_calls_ = false; }
 
-  // The calls. check() throws an Error to refuse a call before anything is changed.
+  // The calls of main(). Each check() throws an Error to refuse a call before anything is changed.
   void check(const TrainOptions& options);
   Json train(const TrainOptions& options);
   void check(const ValidateOptions& options);
@@ -92,7 +92,7 @@ class OperatorWorker {
   const bool saves_checkpoints_;
   bool reports_calls_ = true;
   bool changed_ = false;      ///< true if a call other than train() has changed the state since it was saved
-  bool training_ = false;     ///< true during a call of train()
+  bool training_ = false;     ///< true during a call of train(), and until one if the checkpoint was saved in train()
   std::string random_state_;  ///< random state of the checkpoint; empty when it was restored
 };
 

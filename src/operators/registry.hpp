@@ -39,9 +39,9 @@ struct OperatorRegistry {
   static void attach(TrainingOperator& to, std::unique_ptr<OperatorRegistry> registry) {
     to.parts_ = std::move(registry);
   }
-  static OperatorRegistry& of(TrainingOperator& its) { return its.parts(); }
+  static OperatorRegistry& of(TrainingOperator& owner) { return owner.parts(); }
   /// Returns the entries of trainer.state_dict().
-  StateEntries state_entries(TrainingOperator& its);
+  StateEntries state_entries(TrainingOperator& owner);
 };
 
 }  // namespace muster::detail::operators

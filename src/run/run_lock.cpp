@@ -110,7 +110,7 @@ std::string this_job() {
 Json record_of_this_job(const std::vector<std::string>& processes) {
   return {{"holder", this_job()},
           {"processes", processes},
-          {"supervisor", value_of(launch::variable::id)},  // trials of a sweep have it, too
+          {"supervisor", value_of(launch::variable::id)},  // not by supervisor(), which is empty in a sweep's trials
           {"slurm_job", value_of("SLURM_JOB_ID")},
           {"slurm_restarts", std::atoi(value_of("SLURM_RESTART_COUNT").c_str())}};
 }

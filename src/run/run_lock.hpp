@@ -43,7 +43,7 @@ class RunLock {
   RunLock& operator=(const RunLock&) = delete;
   MUSTER_INTERNAL_API ~RunLock();
 
-  /// True if this rank sees rank 0's lock; false if the file system's locks do not work between their nodes.
+  /// True if this rank sees rank 0's lock. False if the file system has no locks, or none between the nodes of the two.
   bool sees_root_lock() const noexcept { return sees_root_lock_; }
   /// True if the folder was removed or renamed, and nothing is at its path now.
   bool is_gone() const noexcept;

@@ -15,11 +15,11 @@ void AccumulatedGradients::watch(const StateEntries& entries) {
     for (const auto& [path, parameter] : entry.object()->parameters())
       if (parameter.requires_grad() && parameter.is_leaf() && !known.contains(parameter.unsafeGetTensorImpl()))
         models_[name].parameters.push_back(parameter);
-  look();
+  compare();
   for (auto& [name, model] : models_) model.accumulates = before[name].accumulates;
 }
 
-void AccumulatedGradients::look() {
+void AccumulatedGradients::compare() {
   if (const auto count = prepared_.all().size(); std::exchange(prepared_count_, count) != count) {
     const auto known = prepared_.averaged_parameters();  // models may have been prepared after watch()
     for (auto& [name, model] : models_)
@@ -43,7 +43,7 @@ void AccumulatedGradients::look() {
 }
 
 std::string AccumulatedGradients::find_unprepared() {
-  look();
+  compare();
   const auto found = std::ranges::find_if(models_, [](const auto& one) { return one.second.accumulates; });
   return found == models_.end() ? std::string() : found->first;
 }

@@ -32,13 +32,13 @@ class AccumulatedGradients {
   void watch(const StateEntries& entries);
   /// Compares the models that are not prepared with their values at the last call. Called when a batch begins, and by
   /// the other functions of this class that need a comparison.
-  void look();
+  void compare();
   /// True if there are no accumulated gradients at this boundary between batches, and no no_sync() scope is open. Call
-  /// it once per boundary while the run is asked to stop: last_too_long() counts the calls.
+  /// it once per boundary while the run is asked to stop: have_lasted_too_long() counts the calls.
   bool none();
   /// True if so many boundaries in a row had accumulated gradients that it is no use to wait for one without them.
   /// (With a learning rate of 0, each step looks like accumulation.)
-  bool last_too_long() const noexcept { return boundaries_with_gradients_ > longest_accumulation; }
+  bool have_lasted_too_long() const noexcept { return boundaries_with_gradients_ > longest_accumulation; }
 
   /// Adds the accumulated gradients of prepared models, averaged over the workers, to `state`, the state of the
   /// entries. Warns once if a model that is not prepared has accumulated gradients, since they cannot be saved.
@@ -51,7 +51,7 @@ class AccumulatedGradients {
   struct Model {
     std::vector<at::Tensor> parameters = {};
     bool accumulates = false;  ///< true if a gradient has values that no optimizer has stepped with
-    // The state when look() was last called:
+    // The state when compare() was last called:
     std::optional<gradients::ParameterSamples> values = {};
     std::vector<std::pair<WeakTensor, std::int64_t>> writes = {};  ///< each .grad, and torch's count of writes to it
   };
@@ -61,7 +61,7 @@ class AccumulatedGradients {
 
   const PreparedModels& prepared_;
   std::map<std::string, Model> models_ = {};  ///< models that are not prepared, by State entry
-  std::size_t prepared_count_ = 0;            ///< number of prepared models when look() was last called
+  std::size_t prepared_count_ = 0;            ///< number of prepared models when compare() was last called
   int boundaries_with_gradients_ = 0;         ///< number of boundaries in a row that had accumulated gradients
   bool has_warned_ = false;
 };

@@ -33,15 +33,15 @@ namespace muster::detail::session {
 /// checkpoint is saved.
 struct BadSteps {
   /// Identifies a step of an optimizer, so that it is recognised after a rollback: the global step, the optimizer's
-  /// number, and how often this optimizer has stepped within the global step (since training began or since the last
-  /// checkpoint).
+  /// number, and how often this optimizer has stepped since the global step last changed or, if that was later, since
+  /// the last checkpoint was saved or the attempt began.
   struct OptimizerStepId {
     std::int64_t global_step = 0;
     int optimizer = 0;
     std::int64_t step_in_global_step = 0;
     auto operator<=>(const OptimizerStepId&) const = default;
   };
-  std::set<OptimizerStepId> skipped = {};  ///< these steps
+  std::set<OptimizerStepId> to_skip = {};  ///< these steps
   int rollback_count = 0;                  ///< number of rollbacks since the last checkpoint
 
   /// Call it when an attempt has ended with an error. True if any rank wants to go back because of a bad step; that
@@ -50,8 +50,8 @@ struct BadSteps {
   bool agree_to_roll_back(const Communicator& world, const std::optional<OptimizerStepId>& here);
 };
 
-/// Watches the optimizers of one attempt on one worker. Many members: the policy, the optimizers, and the counts of
-/// skipped steps.
+/// Handles bad gradients of the prepared optimizers, in one attempt on one worker: follows the policy, numbers the
+/// optimizers and their steps, and counts the skipped steps.
 class BadNumbersWatch final : public optim::BadNumberPolicy {
  public:
   /// `control`: the communicator for reports and checkpoints. `record`: must outlive this object and later attempts.
@@ -91,9 +91,9 @@ class BadNumbersWatch final : public optim::BadNumberPolicy {
   int skipped_ = 0;                          ///< steps skipped since the last warning
   std::string last_skipped_;                 ///< describes the last skipped step, for the warning
   std::optional<BadSteps::OptimizerStepId> rollback_step_;
-  int optimizers_ = 0;            ///< number of prepared optimizers
-  std::set<WeakTensor> watched_;  ///< parameters of the prepared optimizers
-  std::size_t required_ = 0;      ///< number of models that require_watched() has checked
+  int optimizer_count_ = 0;         ///< number of prepared optimizers
+  std::set<WeakTensor> watched_;    ///< parameters of the prepared optimizers
+  std::size_t checked_models_ = 0;  ///< number of models that require_watched() has checked
 };
 
 }  // namespace muster::detail::session

@@ -22,8 +22,8 @@ void link_name(const std::filesystem::path& checkpoint, const std::string& name)
 
 class Validation;
 
-/// What a session writes: checkpoints, and events for the observers. Many members: the places that it writes to, and
-/// what has been written.
+/// What a session writes: checkpoints, and events for the observers. Holds the places that it writes to, and what has
+/// been written.
 struct Outputs {
   std::optional<Communicator> control;  ///< communicator of the workers; none in a session that saves nothing
   std::optional<checkpoint::CheckpointStore> store;  ///< none in a session that saves nothing, such as a validation's

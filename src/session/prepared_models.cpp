@@ -24,7 +24,7 @@ namespace {
 
 using Models = std::vector<std::shared_ptr<gradients::PreparedModel>>;
 
-/// Calls `visit` with each model's reducer. A model without a reducer has nothing to average.
+/// Calls `visit` with each model's reducer. Leaves out models without one: their gradients are not averaged.
 template <class Visit>
 void for_each_reducer(const Models& models, const Visit& visit) {
   for (const auto& model : models)

@@ -44,8 +44,8 @@ class PreparedModels {
   /// With virtual workers: puts the buffers of this rank's micro-batch `micro_batch`, from 0, into the models.
   void load_buffers_of(int micro_batch) const;
   /// Calls `visit` with the name of each parameter of each model, its values, and its .grad, which is undefined if
-  /// there is none; it is averaged, unless gradients accumulate with weights. If there are several models, their names
-  /// begin with "0/", "1/" … Collective.
+  /// there is none. Averages the .grad before, unless gradients accumulate with weights. If there are several models,
+  /// the parameters' names begin with "0/", "1/" … Collective.
   void for_each_parameter(const std::function<void(const std::string& name, const at::Tensor& values,
                                                    const at::Tensor& gradient)>& visit) const;
   /// True inside join(), where the other workers may be at other boundaries.
@@ -54,7 +54,8 @@ class PreparedModels {
   void finish_abandoned_rounds() const;
   /// True if any worker had been asked to stop when the gradients were last averaged.
   bool any_stop_requested() const;
-  /// True if no model has gradients that an optimizer has yet to step with.
+  /// True if no model has gradients that an optimizer has yet to step with. Call it between two steps: each call notes
+  /// this boundary, by which gradients that the program discards are recognised (Reducer::with_gradient_to_save()).
   bool have_no_gradient_to_save() const;
   /// Returns the parameters of all models whose gradients are averaged.
   std::set<const void*> averaged_parameters() const;

@@ -38,7 +38,7 @@ struct Contribution {
   std::string name = {};          ///< ReportOptions::checkpoint_name
   observe::RankTimes times = {};  ///< since the last report
   std::int64_t memory_bytes = 0;
-  Json passes = {};  ///< options of the passes since the last report: SamePasses::noted()
+  Json passes = {};  ///< options of the passes that were not compared yet: SamePasses::noted()
   std::int64_t global_step = 0;
   Json rates = {};  ///< learning rates: optim::LastRates
 
@@ -298,7 +298,7 @@ Combined Report::exchange() {
   return all;
 }
 
-/// Called if all ranks train: then validations run after training, too late for a callback to decide by their metrics.
+/// Called if validations run only after training: too late for a callback to decide by their metrics.
 void Report::require_own_metrics() const {
   comm::run_on_root(session_.workers.control, [&] {  // only the first worker's callbacks learn of validations
     if (!session_.epoch_end.is_complete()) return;   // a later report of this epoch may have the metric

@@ -70,7 +70,7 @@ struct OwnCheckpoint {
   std::string name = {};       ///< the checkpoint's name in the run; or the path, if PATH is a link from elsewhere
 };
 
-/// Finds out what PATH names. Throws an Error if it is in the run's folder but no checkpoint. Collective.
+/// Finds out what PATH names. Throws an Error if it is in the run's folder but is not a checkpoint. Collective.
 OwnCheckpoint own_checkpoint(const std::filesystem::path& path, const run::RunFolder& run, const Communicator& control,
                              const checkpoint::CheckpointStore& store) {
   namespace fs = std::filesystem;

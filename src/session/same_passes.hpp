@@ -20,8 +20,8 @@ class SamePasses {
   /// Compares if a pass was noted since the last comparison. Call it at a boundary inside a pass where all workers have
   /// just communicated, so that all have called note() for this pass. Throws as require_same_passes() does. Collective.
   void compare(const Communicator& control);
-  /// The options of the passes since forget(): {pass name: {option: value}}. If two passes have the same name, the last
-  /// counts.
+  /// The options of the passes that were noted since the last call of forget(): {pass name: {option: value}}. If two
+  /// passes have the same name, the last counts.
   const Json& noted() const noexcept { return noted_; }
   /// Call it when the options in noted() have been compared.
   void forget() { noted_ = Json::object(); }

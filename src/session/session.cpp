@@ -109,7 +109,8 @@ Epochs::iterator& Epochs::iterator::operator++() {
 
 struct Evaluation::Saved {
   at::NoGradGuard no_grad;
-  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> modes;  // parents come before their children
+  // Each module and its mode. Parents come first, since train() also sets the mode of the children.
+  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> modes;
 };
 
 Evaluation::Evaluation(std::shared_ptr<torch::nn::Module> module) : saved_(std::make_unique<Saved>()) {

@@ -38,7 +38,7 @@ class SessionStepListener final : public step::StepListener {
     if (pass.batches == 1) keep_passes_before_more();
     if (pass.batches == 1) gradients_before_[pass.number] = session_.models.gradient_count();
     session_.resumer.warn_of_unrestored_state(false);
-    session_.gradients.look();
+    session_.gradients.compare();
     // A resumed run repeats the changes that the program makes before the first batch of a pass.
     pass.batches > 1 ? session_.saved_values.compare(session_.workers.is_first()) : session_.saved_values.forget();
     const auto& steps = *session_.progress.steps;

@@ -26,8 +26,8 @@ class StopRequest {
  public:
   /// True if all workers know that one of them has been asked to stop. The same on each worker at the same boundary.
   bool is_known() const noexcept { return known_; }
-  /// Enters the result of another collective in which the workers have exchanged their requests. After this, exchange()
-  /// starts anew to count the boundaries until it communicates.
+  /// Notes the result of another collective in which the workers have exchanged their requests. exchange() then counts
+  /// the boundaries from here until it communicates.
   void merge(bool any_asked) noexcept;
   /// Call it at every boundary. Asks the other workers at some of the boundaries, until is_known(). After the first
   /// boundaries it asks so seldom that asking takes about 1% of the time. True if it has asked them now. Collective.
@@ -38,7 +38,7 @@ class StopRequest {
 
   bool known_ = false;
   std::int64_t interval_ = 1;    ///< number of boundaries from one exchange to the next; the same on all workers
-  std::int64_t boundaries_ = 0;  ///< boundaries since the last exchange
+  std::int64_t boundaries_ = 0;  ///< boundaries since the last exchange or merge()
   Clock::duration cost_{};       ///< how long the last exchange took
   Clock::time_point exchanged_{};
 };

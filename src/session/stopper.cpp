@@ -101,7 +101,7 @@ bool Stopper::stop_if_asked() {
   return has_asked;
 }
 
-void Stopper::stop_if_asked_after_report(ReportedNow report) {
+void Stopper::stop_if_asked_after_report(FinishedReport report) {
   has_reported_checkpoint_ = has_reported_checkpoint_ || report.had_checkpoint;
   if (const auto cost = session_.outputs.store->background().last_duration())
     budget_.note_save_duration(session_.saver.last_collect_duration() + *cost);
@@ -147,7 +147,7 @@ void Stopper::end_training() {
   throw_stopped(session_.outputs.has_saved);
 }
 
-void Stopper::save_and_stop(std::optional<ReportedNow> report) try {
+void Stopper::save_and_stop(std::optional<FinishedReport> report) try {
   const bool has_saved = report && report->saved;
   if (has_saved)
     session_.outputs.wait_for_save();
@@ -178,7 +178,7 @@ bool Stopper::must_wait_for_a_step() {
 }
 
 bool Stopper::may_wait_for_a_step() const {
-  if (session_.gradients.last_too_long()) return false;
+  if (session_.gradients.have_lasted_too_long()) return false;
   const auto left = session_.resolved.launch.time_left();
   return !left || !session_.outputs.store ||
          *left > budget_.least_budget(session_.outputs.store->background().current_duration());

@@ -47,14 +47,15 @@ class Stopper {
   void begin_report() noexcept { budget_.reached_boundary(); }
   void merge(bool any_asked) noexcept { request_.merge(any_asked); }
   /// What the report that is about to end has done.
-  struct ReportedNow {
+  struct FinishedReport {
     bool saved = false;           ///< true if the report has saved a checkpoint
     bool had_state = false;       ///< true if any worker gave a State
     bool had_checkpoint = false;  ///< true if any worker gave a Checkpoint of the program's own
   };
-  /// Call it at the end of a report. Stops if any worker was asked to. If the report has not saved a State, saves it
-  /// first; if a checkpoint cannot hold the position in the data, leaves the stop to a later boundary. Collective.
-  void stop_if_asked_after_report(ReportedNow report);
+  /// Call it at the end of a report. Stops if any worker was asked to. If the report has not saved a State but one was
+  /// restored or reported before, saves that State first; if a checkpoint cannot hold the position in the data then,
+  /// leaves the stop to a later boundary. Collective.
+  void stop_if_asked_after_report(FinishedReport report);
   void end_report() noexcept { budget_.left_boundary(); }
 
   /// Implements Session::should_stop(). Collective.
@@ -69,7 +70,7 @@ class Stopper {
 
  private:
   /// `report`: the report that has just ended; none between two batches.
-  void save_and_stop(std::optional<ReportedNow> report);
+  void save_and_stop(std::optional<FinishedReport> report);
   /// True if any worker has accumulated gradients or an open no_sync() scope, and all workers have time to wait for the
   /// optimizer's step. Collective.
   bool must_wait_for_a_step();

@@ -47,7 +47,7 @@ using Decision = Validator::Decision;
 
 namespace {
 
-/// How often the leader looks whether a checkpoint that is still being written is there.
+/// How long the leader waits before it looks again for a requested checkpoint, which may still be being written.
 constexpr auto look_interval = 100ms;
 
 }  // namespace
@@ -171,7 +171,7 @@ void Validation::lead() {
   if (validator_.is_running()) {
     const auto decision = validator_.decide(is_ending_);
     if (decision == Decision::keep_running) return;
-    end_job(decision);
+    end_validation(decision);
     comm::keep_alive(validator_.resolved().world(), 0ms);
   }
   if (is_ending_)
@@ -180,7 +180,7 @@ void Validation::lead() {
     begin_next();
 }
 
-void Validation::end_job(Decision decision) {
+void Validation::end_validation(Decision decision) {
   const auto found = validator_.write_result(*std::exchange(current_, std::nullopt), decision);
   validator_.set_stuck(decision != Decision::finished || validator_.is_out_of_step());
   send_to_followers({{"leave", validator_.is_stuck()}});
@@ -211,7 +211,7 @@ Json Validation::broadcast_results() {
   if (!mailbox_) return known;
   if (context_) {
     if (is_leader() && validator_.is_running())
-      end_job(validator_.is_over() ? Decision::finished : Decision::out_of_time);
+      end_validation(validator_.is_over() ? Decision::finished : Decision::out_of_time);
     for (const auto& [index, found] : results_) known.push_back(found.to_text());
   }
   const auto text = json_text(Json{known, validator_.slowest().count(), validator_.is_stuck()});

@@ -43,7 +43,8 @@ class Validation {
   // The following functions, up to training_has_ended(), are for the first worker while it trains. None of them waits.
   /// Requests the pending validations of earlier attempts again, and updates the rows of those that have results.
   void resume(const UpdateRow& update_row, const std::vector<checkpoint::Rollback>& rollbacks);
-  /// Requests a validation; does nothing unless runs_beside_training(). The checkpoint may still be being written.
+  /// Requests a validation; does nothing unless runs_beside_training(). A save in the background may still be writing
+  /// the checkpoint.
   void request(const Checkpoint& checkpoint, std::int64_t training_iteration);
   /// Updates the rows of validations whose results have come since the last call.
   void poll_results(const UpdateRow& update_row);
@@ -74,7 +75,7 @@ class Validation {
   /// For the leader: ends a validation that is over. Then begins the next, or tells the others that training has ended.
   void lead();
   void begin_next();
-  void end_job(Validator::Decision decision);
+  void end_validation(Validator::Decision decision);
   void send_to_followers(const Json& message);
 
   /// Records a result and updates the row of its report, unless the result is known already. If the validation must be
@@ -85,7 +86,7 @@ class Validation {
   /// Updates the row; afterwards the row no longer waits.
   void settle_row(std::int64_t training_iteration, const Json& fields, const UpdateRow& update_row);
 
-  /// Gives all ranks the leader's results and returns them as text. Ends the validation that is still running.
+  /// Ends a validation that is still running. Then gives all ranks the leader's results, and returns them as text.
   /// Collective.
   Json broadcast_results();
   /// Updates the rows and returns the pending validations, each as [index, training_iteration]; none if training has

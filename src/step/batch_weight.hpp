@@ -21,7 +21,7 @@ struct BatchWeight {
   std::int64_t global = 0;  ///< samples in the step, over all ranks; 0 if all ranks weigh the same
   int micro_batch = 0;      ///< index among the rank's micro-batches of the step
   int micro_batches = 1;    ///< the rank's micro-batches of the step
-  std::int64_t number = 0;  ///< identifies the batch among those of all passes; the pass's next batch has number + 1
+  std::int64_t number = 0;  ///< differs between passes; increases by one per batch of a pass; 0 with a user's sampler
   int total = 1;            ///< micro-batches of the step, over all ranks
   /// The weight that the program has given to the loss (Session::step); empty: the batch's samples are its weight.
   std::optional<double> given = {};

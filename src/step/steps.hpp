@@ -127,7 +127,7 @@ class Steps {
   /// ranks, if open passes have current batches of possibly different weights and no scope says which one counts.
   double weight() const;
 
-  // Called by passes over data.
+  // The following functions are called by passes over data.
   std::int64_t next_number() noexcept { return ++number_; }
   /// Opens a pass. It replaces an open pass over the same source; the replaced pass is open again once it hands out its
   /// next batch. Returns the current batches of the other open passes with the same value of OpenPass::in_loop.

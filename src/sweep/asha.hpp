@@ -44,7 +44,7 @@ std::vector<RungScore> comparisons_in(const std::vector<Json>& rows, const std::
 
 /// True if a trial with the score `own` continues after a rung: if its score is among the best 1/reduction_factor,
 /// rounded up, of `all`, the scores at this rung so far with its own. A trial whose score is not a number counts as
-/// worse than all others, even than those whose score is not a number, either.
+/// the worst, even among others whose score is not a number.
 bool continues_after_rung(double own, const std::vector<double>& all, int reduction_factor);
 
 }  // namespace muster::detail::sweep

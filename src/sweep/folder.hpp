@@ -27,7 +27,8 @@ inline bool has_ended_well(TrialStatus status) noexcept {
 using Settings = std::vector<std::pair<std::string, Json>>;
 Settings settings_of(const Config& config);
 
-/// Convert a trial to a row, for the files and for other ranks, and back. Errors (ExitCode::data) begin with `doing`.
+/// Convert a trial to a row, for the files and for other ranks, and back. If the row is invalid, trial_of() throws an
+/// Error (ExitCode::data) that begins with `doing`.
 Json to_json(const Trial& trial);
 Trial trial_of(const Json& row, const std::filesystem::path& folder, const std::string& doing);
 
@@ -42,7 +43,7 @@ struct LostStarts {
   bool are_final() const noexcept { return count >= max_lost_starts && alone; }
 };
 
-/// Returns how far the trial has come; nothing if it has no folder.
+/// Returns how far the trial has come; an empty map if it has no folder or no checkpoint.
 run::RunPoints points_of(const std::filesystem::path& trial);
 
 /// Writes trial.json in the trial's folder, which it makes if needed. Throws an Error if the sweep's folder is gone.

@@ -36,7 +36,7 @@ std::string metrics_in(const std::vector<Json>& rows) {
   return listed(std::vector(names.begin(), names.end()), 8, std::identity());
 }
 
-/// True if the report's validation has given no result so far, so that the metric may come from it.
+/// True if the report's validation is pending or has failed, so that a metric that the row lacks may be one of its own.
 bool lacks_validation(const Json& row) {
   const auto status = row.is_object() ? row.value("checkpoint_status", Json()) : Json();
   return status == "pending_validation" || status == "validation_failed" || status == "validation_timeout";
@@ -63,7 +63,7 @@ class Comparison final : public Callback {
     const auto& scheduler = work_.options.scheduler;
     if (decides_ && std::exchange(looks_for_metric_, false)) look_for_metric(row);
     if (!decides_ || !scheduler) return;
-    over_ = over_ || row.at("training_iteration").get<std::int64_t>() >= scheduler->max_t;
+    is_at_max_t_ = is_at_max_t_ || row.at("training_iteration").get<std::int64_t>() >= scheduler->max_t;
     compare(row);
   }
 
@@ -71,17 +71,17 @@ class Comparison final : public Callback {
     if (decides_ && work_.options.scheduler && fields.at("training_iteration") > decided_) compare(fields);
   }
 
-  bool should_stop() const override { return stopped_ || over_; }
+  bool should_stop() const override { return stopped_ || is_at_max_t_; }
   std::string decides_by() const override { return work_.rungs.empty() || decided_ > 0 ? "" : work_.options.metric; }
   // The checkpoint of the report at which a decision was made holds that decision.
-  Json state() const override { return {{"stopped", stopped_}, {"over", over_}, {"decided", decided_}}; }
+  Json state() const override { return {{"stopped", stopped_}, {"over", is_at_max_t_}, {"decided", decided_}}; }
   void load_state(const Json& state) override {
     stopped_ = state.at("stopped");
-    over_ = state.at("over");
+    is_at_max_t_ = state.at("over");
     decided_ = state.value("decided", std::int64_t{0});
   }
   void on_start(Session&) override {
-    stopped_ = over_ = false;
+    stopped_ = is_at_max_t_ = false;
     decided_ = 0;
   }
 
@@ -132,7 +132,7 @@ class Comparison final : public Callback {
   bool& looks_for_metric_;
   /// [rung]: number of the report that was compared, in this start or an earlier one; 0 if none was.
   std::vector<std::int64_t> compared_at_;
-  bool stopped_ = false, over_ = false, cut_off_ = false;
+  bool stopped_ = false, is_at_max_t_ = false, cut_off_ = false;
   std::int64_t decided_ = 0;  ///< number of the last report whose row or validation had the metric
 };
 

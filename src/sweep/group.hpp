@@ -37,7 +37,7 @@ Error missing_metric(const std::string& metric, const std::vector<Json>& rows);
 
 /// The file in the sweep's folder by which a group asks the other groups to stop.
 inline constexpr const char* stopping_file = ".stopping";
-/// Creates that file. Never throws: if the file cannot be created, only this group stops.
+/// Creates stopping_file. Never throws: if the file cannot be created, logs a warning, and only this group stops.
 void ask_others_to_stop(const std::filesystem::path& folder) noexcept;
 
 /// Runs trials until none is left or the sweep should stop. An error of a trial is only recorded in the trial's row.

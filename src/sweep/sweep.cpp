@@ -314,7 +314,7 @@ void read_metrics(std::vector<Trial>& trials, const std::string& metric) {
 
 /// Finds the trials that were lost: this launch holds the run's lock, so a trial that is marked as running is not
 /// running. Each of them waits again, or has failed for good. `forgives`: true if trials that had failed for good are
-/// tried again. Returns the losses of each trial.
+/// tried again. Returns the lost starts of each trial.
 std::vector<LostStarts> find_lost_trials(std::vector<Trial>& trials, const std::string& metric, bool forgives) {
   std::vector<LostStarts> all;
   for (auto& trial : trials) {
@@ -357,7 +357,8 @@ std::vector<int> left_to_do(const std::vector<Trial>& trials, const std::vector<
   return numbers;
 }
 
-/// Takes the seed of the sweep that is continued, unless --seed is given. Collective.
+/// Takes the seed of the sweep that is continued, unless --seed is given, and draws the trials' settings by it.
+/// Collective.
 void take_seed(SweepWork& work, const Communicator& world) {
   const auto& flags = work.launch.flags();
   work.seed =

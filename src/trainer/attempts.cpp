@@ -23,7 +23,7 @@ struct AttemptOnWorker {
   /// step.
   std::optional<session::BadSteps::OptimizerStepId> rollback_step = {};
   bool calls_differ = false;  ///< true if this worker has found that another worker is in a different collective call
-  Json passes = Json::object();  ///< this worker's passes, by SamePasses::noted(), if the attempt has failed
+  Json passes = Json::object();  ///< SamePasses::noted() on this worker, if the attempt has failed
 };
 
 /// True if the exception that is being handled is a CallMismatch. Call it in a catch block.
@@ -197,7 +197,7 @@ TrainingOutcome train_with_retries(const run::ResolvedOptions& resolved, const r
     }
     if (error->code() != ExitCode::stopped && world.rank() == 0) run.write_error(error->what());
     if (error->code() == ExitCode::stopped) {
-      if (world.rank() == 0) run.clear_error();  // of an earlier attempt
+      if (world.rank() == 0) run.clear_error();  // an earlier attempt may have written it
       return {.error = error};
     }
     // The workers were stopped and could not save anything. Ranks that do not train learn of it here.

@@ -20,7 +20,7 @@ namespace muster::detail::trainer {
 /// and no data.
 MUSTER_INTERNAL_API at::Device check_device_and_data(const run::ResolvedOptions& resolved);
 
-/// Returns the backend of TorchTrainer. Local.
+/// Returns the backend of TorchTrainer. Not collective.
 MUSTER_INTERNAL_API std::shared_ptr<const BackendConfig> torch_backend(const TorchConfig& config);
 
 /// Writes params.json, removes error.txt and logs the start. With --resume auto, returns false, with a message, if the

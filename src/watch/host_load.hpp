@@ -49,7 +49,7 @@ class HostLoadReader {
   std::int64_t throttles_on_arrival_ = 0;  ///< the current core's count when the thread came to it
 };
 
-/// The resident memory of this process; 0 if it is not known.
+/// The resident memory of this process in bytes; 0 if it is not known.
 std::int64_t memory_bytes(const std::filesystem::path& root = "/");
 
 }  // namespace muster::detail::watch
