@@ -146,8 +146,9 @@ void LaunchEnd::choose(const Communicator& ranks, const LaunchFlags& flags) {
   auto job_end = end_of_allocation(::getenv, now);
   if (!job_end) job_end = asked_.end;
   if (!job_end && !warning.empty()) log::warn(warning);
-  // Ranks of other nodes may not have the variable, and only rank 0 has asked. The first rank that knows the end sends
-  // the remaining time, and not the time of the end, since the clocks of nodes may differ.
+  // Ranks of other nodes may not have the variable, and only the job's first process has asked the batch system. The
+  // first rank that knows the end sends the remaining time, and not the time of the end, since the clocks of nodes may
+  // differ.
   const auto left = job_end ? std::to_string(std::chrono::ceil<seconds>(*job_end - now).count()) : "";
   const auto all = ranks.all_gather(left);
   const auto known = std::ranges::find_if(all, [](const auto& seconds) { return !seconds.empty(); });

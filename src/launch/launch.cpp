@@ -72,7 +72,8 @@ struct Launch::State {
     part.emplace(std::move(whole_or_part));
   }
   bool owns_mpi() const noexcept { return environment && environment->owns_mpi(); }
-  /// Called when run() returns `code`; returns it.
+  /// Called when run() is about to return `code`; returns it. If the launch owns MPI, tells the supervisor the exit
+  /// code, and arranges that the launch ends with the process.
   int returned(int code);
   /// Ends everything that this launch has begun; MPI comes last. A second call does nothing.
   void end_launch() noexcept;

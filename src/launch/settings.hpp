@@ -1,4 +1,4 @@
-// A program's configuration: its own defaults, then a file, then --set.
+// A program's configuration: its own defaults, overridden by the files of --config and then by --set.
 #pragma once
 
 #include "base/export.hpp"

@@ -46,7 +46,7 @@ using detail::message_prefix;
 inline constexpr std::string_view message_process = "process";
 inline constexpr std::string_view message_up = "up";              ///< MPI is initialised; the text: the number of ranks
 inline constexpr std::string_view message_run = "run";            ///< the folder of the run that begins
-inline constexpr std::string_view message_min_workers = "least";  ///< the least number of workers
+inline constexpr std::string_view message_min_workers = "least";  ///< the least number of workers that train
 inline constexpr std::string_view message_ranks_needed =
     "needed";  ///< the only number of ranks on which the saved state can be restored
 inline constexpr std::string_view message_stopped = "stopped";    ///< stopped on request; there was no state to save

@@ -54,7 +54,7 @@ std::string speed(double samples_per_second) {
 }
 
 /// Returns "  1:05 left", the time to the end of the run; if the number of epochs is unknown, "  0:12 left in the
-/// epoch"; empty if the speed is unknown.
+/// epoch"; empty if the speed or the number of samples is unknown, or if the time is longer than 1e8 s.
 std::string time_left(const EpochPosition& position, double samples_per_second) {
   if (samples_per_second <= 0 || position.samples <= 0) return {};
   const bool knows_run = position.epochs > position.epoch;

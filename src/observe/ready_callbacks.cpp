@@ -115,7 +115,7 @@ class EarlyStopping final : public Callback {
   EarlyStoppingOptions options_;
   WatchedMetric watched_;
   std::optional<double> best_ = {};
-  int waited_ = 0;            ///< number of reports since the best value
+  int waited_ = 0;            ///< number of compared reports since the best value
   std::int64_t counted_ = 0;  ///< the last report whose value, its own or its validation's, was compared
 };
 

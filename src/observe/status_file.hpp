@@ -2,7 +2,7 @@
 // ls`, `muster inspect --follow`).
 //
 //   {"state": "training",            or "finished", "stopped", "failed"
-//    "error": "…",                   why training has failed
+//    "error": "…",                   why training has failed or was stopped
 //    "epoch": 3, "epochs": 10,       the epoch, from 0, and the number of epochs; 0 if unknown
 //    "consumed": 3200, "samples": 60000,   samples of this epoch, so far and altogether
 //    "global_step": 1234, "training_iteration": 3,

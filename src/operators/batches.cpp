@@ -100,7 +100,7 @@ void TrainBatches::set_passes(std::unique_ptr<Passes> passes) {
   passes_ = std::move(passes);
   if (keeps_position_) return;
   open_ = false;
-  // A restored position belongs to the data that were just replaced.
+  // A restored position belongs to the data that were just replaced, so it is dropped.
   if (resumes_) set_epoch_count(epochs_), taken_ = 0;
 }
 

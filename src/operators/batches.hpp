@@ -47,7 +47,8 @@ class TrainBatches final : public BatchSource {
   /// taken.
   bool has_open_pass() const noexcept { return open_; }
   std::int64_t batches_taken() const noexcept { return taken_; }
-  /// Restores has_open_pass() and batches_taken(). Call it after set_epoch_count().
+  /// Restores what has_open_pass() and batches_taken() returned when the checkpoint was saved: if a pass was open, the
+  /// next batch continues it. Call it after set_epoch_count().
   void restore(bool open, std::int64_t taken) {
     resumes_ = open;
     taken_ = taken;

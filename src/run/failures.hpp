@@ -46,10 +46,11 @@ struct Failures {
   /// For each run, the furthest point at any failure so far; empty if there was no checkpoint.
   RunPoints furthest = {};
 
-  /// Returns the failures with one more. `now`: how far the runs have come. If that is progress, counts this failure as
-  /// the first.
+  /// Returns these failures and one more. `now`: how far the runs have come. If that is progress, the count begins
+  /// again with 1.
   MUSTER_INTERNAL_API Failures with_one_more(const RunPoints& now) const;
-  /// True if `max_failures` (FailureConfig::max_failures or --max-failures) allows another try. -1 always does.
+  /// True if `max_failures` (FailureConfig::max_failures or --max-failures) allows another try. A negative number
+  /// always does.
   bool may_retry(int max_failures) const noexcept { return max_failures < 0 || count <= max_failures; }
 };
 

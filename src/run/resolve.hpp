@@ -1,4 +1,4 @@
-// The options of a trainer, combined with the command line's flags, and with a value for every default.
+// The options of a trainer, combined with the command line's flags, and with a value for what both leave open.
 #pragma once
 
 #include "base/export.hpp"

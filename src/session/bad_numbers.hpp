@@ -41,7 +41,7 @@ struct BadSteps {
     std::int64_t step_in_global_step = 0;
     auto operator<=>(const OptimizerStepId&) const = default;
   };
-  std::set<OptimizerStepId> to_skip = {};  ///< these steps
+  std::set<OptimizerStepId> to_skip = {};  ///< the steps that the next attempts skip
   int rollback_count = 0;                  ///< number of rollbacks since the last checkpoint
 
   /// Call it when an attempt has ended with an error. True if any rank wants to go back because of a bad step; that

@@ -57,7 +57,7 @@ class PreparedModels {
   /// True if no model has gradients that an optimizer has yet to step with. Call it between two steps: each call notes
   /// this boundary, by which gradients that the program discards are recognised (Reducer::with_gradient_to_save()).
   bool have_no_gradient_to_save() const;
-  /// Returns the parameters of all models whose gradients are averaged.
+  /// Returns the addresses (of their TensorImpl) of all parameters of models whose gradients are averaged.
   std::set<const void*> averaged_parameters() const;
   /// Adds to `state` the gradients that an optimizer has yet to step with, averaged over the workers, and their weights
   /// if the program gives any. Changes no .grad. Collective.

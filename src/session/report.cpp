@@ -410,7 +410,7 @@ void Report::try_to_make() {
   saved_ = save();
 }
 
-/// True if this report, which has thrown, has committed its checkpoint; then a callback has thrown afterwards.
+/// For a report that has thrown: true if its checkpoint was committed before, so that a callback must have thrown.
 bool Report::has_committed() const {
   const auto& newest = session_.outputs.newest;
   return newest && newest->path() != before_.newest;

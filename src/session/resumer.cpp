@@ -217,7 +217,7 @@ void Resumer::resume() {
 observe::AttemptStart Resumer::restore_position(const checkpoint::RestoredCheckpoint& content) {
   const auto& path = checkpoint_->path();
   session_.progress.training_iteration = content.position.training_iteration;
-  session_.progress.seconds_in_earlier_jobs = content.position.time_total_s;
+  session_.progress.seconds_before_attempt = content.position.time_total_s;
   auto row = content.metrics;
   // A checkpoint that was saved between two reports has no row in its metrics.
   if (row.contains("training_iteration"))

@@ -20,7 +20,7 @@ class Stopper {
  public:
   explicit Stopper(SessionState& session) : session_(session) {}
 
-  /// Makes the stopper look for a file in the run's folder, too. Call it on one rank.
+  /// Makes is_asked_here() look for the stop file `path`, too. Call it on one rank.
   void watch_file(std::filesystem::path path) { file_ = StopFile(std::move(path)); }
   /// Call it when a State was reported. A stop between two reports saves the State that was noted last and still lives.
   void note_state(const std::shared_ptr<const StateEntries>& entries) { last_state_.note(entries); }
@@ -86,9 +86,9 @@ class Stopper {
   StopFile file_ = {};
   std::string cause_ = {};  ///< why this worker was asked to stop; empty if it was not
   ShutdownBudget budget_ = {};
-  std::int64_t average_count_ = 0;  ///< number of averages, summed over all models, at the last boundary
+  std::int64_t average_count_ = 0;  ///< gradient_average_count() at the last stop_if_asked()
   LivingStates last_state_ = {};
-  bool has_reported_checkpoint_ = false;  ///< true if a report has saved a Checkpoint of the program's own
+  bool has_reported_checkpoint_ = false;  ///< true if a report got a Checkpoint of the program's own
   bool user_was_told_ = false;            ///< true if should_stop() or preemption() has told the program to stop
   bool has_stopped_ = false;
 };

@@ -37,7 +37,7 @@ class Validation {
   /// True if some ranks validate while the others train; if not, all validations run after training.
   bool runs_beside_training() const noexcept { return mailbox_.has_value(); }
 
-  /// Call it on every rank when another attempt begins.
+  /// Call it on every rank when an attempt begins.
   void begin_attempt() noexcept { ++attempt_; }
 
   // The following functions, up to training_has_ended(), are for the first worker while it trains. None of them waits.

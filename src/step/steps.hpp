@@ -16,7 +16,8 @@ namespace muster::detail::step {
 
 using BatchWeightPtr = std::shared_ptr<const BatchWeight>;
 
-/// How a pass is cut into steps. Two passes with the same plan and position have batches of equal weight.
+/// How a pass is cut into steps. Two passes with the same plan and position have batches of equal weight, unless they
+/// are over streams, whose length is unknown.
 struct StepPlan {
   std::int64_t samples = 0;       ///< samples of the dataset; 0 for a stream
   std::int64_t global_batch = 0;  ///< samples per step; 0 if the user's own sampler chooses them
@@ -80,7 +81,7 @@ struct CurrentEpoch {
   bool is_in_loop() const noexcept { return loop == EpochLoop::in_loop; }
   bool has_left_loop() const noexcept { return loop == EpochLoop::between || loop == EpochLoop::after; }
   bool is_after_loop() const noexcept { return loop == EpochLoop::after || loop == EpochLoop::none_left; }
-  /// True if a loop has begun.
+  /// True if the training function is or was inside a loop.
   bool has_looped() const noexcept { return is_in_loop() || has_left_loop(); }
   bool is_counted() const noexcept { return count == EpochCount::by_loop || count == EpochCount::own; }
 };
@@ -88,7 +89,7 @@ struct CurrentEpoch {
 /// Identifies the current batch of an open pass.
 struct BatchOfPass {
   std::int64_t pass = 0;   ///< number of the pass
-  std::int64_t batch = 0;  ///< batches handed out, including this one
+  std::int64_t batch = 0;  ///< number of the batch in the pass, from 1
 };
 
 /// Receives events of a step, on the thread that runs the training function.

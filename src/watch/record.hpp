@@ -103,7 +103,7 @@ struct Record {
   std::atomic<std::int32_t> process;  ///< process id
   std::atomic<std::int64_t> started;  ///< start_time_of(process), since the id may be reused by another process
   std::atomic<std::int64_t> step, epoch;
-  std::atomic<std::int64_t> busy_until;  ///< announced by keep_alive(); in nanoseconds of now()
+  std::atomic<std::int64_t> busy_until;  ///< until when the others wait for this rank (keep_alive()); in ns of now()
   /// The call in which the main thread has waited for at least 100 ms; call number 0 if there is none.
   std::atomic<std::uint64_t> waits_channel, waits_call_number;
   /// Another rank increments `stack_requests` to ask for the main thread's stack. The rank writes `stack` and then sets

@@ -59,7 +59,7 @@ Trace take_trace();
 
 /// Records an event of this thread; `event.thread` is filled in. Any thread. Does nothing while nothing is recorded.
 void record(TraceEvent event) noexcept;
-/// Records an event that has begun and ends now. Does nothing if its begin_ns is 0.
+/// Records an event that has begun and ends now. Does nothing if its begin_ns is 0, or while nothing is recorded.
 inline void record_until_now(TraceEvent event) noexcept {
   if (event.begin_ns == 0 || !is_tracing()) return;
   event.end_ns = trace_clock();
