@@ -71,7 +71,7 @@ std::span<const Item> part_of(const std::vector<Item>& items, std::size_t parts,
 }
 
 /// " (process 4711, 4712)", at most three ids; empty if no id is known.
-std::string named(const std::set<pid_t>& processes) {
+std::string text_of_processes(const std::set<pid_t>& processes) {
   std::vector<pid_t> known;
   std::ranges::copy_if(processes, std::back_inserter(known), [](pid_t process) { return process > 0; });
   return known.empty() ? "" : " (process " + listed(known, 3, [](pid_t one) { return std::to_string(one); }) + ")";
@@ -81,8 +81,8 @@ std::string named(const std::set<pid_t>& processes) {
 std::string conflict_on(const std::string& host, std::size_t ranks, const TakenCores& taken) {
   std::set<pid_t> processes;
   for (const auto& [core, process] : taken) processes.insert(process);
-  return "another muster launch" + named(processes) + " uses " + counted(taken.size(), "core") + " of " + host +
-         ", on which " + counted(ranks, "rank") + " of this one " + (ranks == 1 ? "runs" : "run") +
+  return "another muster launch" + text_of_processes(processes) + " uses " + counted(taken.size(), "core") + " of " +
+         host + ", on which " + counted(ranks, "rank") + " of this one " + (ranks == 1 ? "runs" : "run") +
          ": the two slow each other. Start them one after the other, or give each its own cores, as in taskset -c 0-3 "
          "muster run";
 }

@@ -52,7 +52,8 @@ void tell_exit(int code, void*) noexcept {
 
 bool supervised_in_batch_job() noexcept { return std::getenv(supervised_variable) != nullptr && in_batch_job(); }
 
-[[gnu::constructor]] void stand_by([[maybe_unused]] int argc, char**, [[maybe_unused]] char** variables) noexcept {
+[[gnu::constructor]] void prepare_before_main([[maybe_unused]] int argc, char**,
+                                              [[maybe_unused]] char** variables) noexcept {
 #ifdef __GLIBC__
   // glibc sets environ only after the constructors of a library that is initialised first.
   if (::environ == nullptr) ::environ = variables;

@@ -350,7 +350,7 @@ double MeanIoU::value() const { return evaluate(); }
 std::vector<double> MeanIoU::per_class() const { return detail::observe::iou_by_class(sums_); }
 
 /// Returns scores as [N, 2] on the CPU: each score as a double, and the difference to the exact whole number.
-static at::Tensor exact(const at::Tensor& scores, bool is_unsigned) {
+static at::Tensor double_and_rest(const at::Tensor& scores, bool is_unsigned) {
   const auto here = scores.cpu().contiguous();
   if (here.scalar_type() != at::kLong)
     return at::stack({here.to(at::kDouble), at::zeros({here.numel()}, at::kDouble)}, 1);
@@ -377,7 +377,7 @@ void AUC::add(const at::Tensor& score, const at::Tensor& target, Samples samples
                 "Give one score per sample, as probabilities.select(1, 1)");
   input.require_classes("a target", all.target, 2);
   const auto ones = all.weight * all.target;
-  const auto scores = exact(all.prediction, score.scalar_type() == at::kUInt64);
+  const auto scores = double_and_rest(all.prediction, score.scalar_type() == at::kUInt64);
   const auto rows = at::cat({scores, at::stack({all.weight - ones, ones}, 1).cpu()}, 1);
   const auto* const numbers = rows.const_data_ptr<double>();
   sums_.insert(sums_.end(), numbers, numbers + rows.numel());

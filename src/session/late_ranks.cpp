@@ -60,7 +60,7 @@ void LateRanks::end_window(std::int64_t step) {
     next_sample_ = (step / interval_ + 1) * interval_;
     return;
   }
-  Sampled end{next_sample_, std::move(*samples)};
+  WorkerSamples end{next_sample_, std::move(*samples)};
   next_sample_ += interval_;
   if (begin_) {
     auto window = window_until(end);
@@ -76,7 +76,7 @@ void LateRanks::end_window(std::int64_t step) {
   begin_ = std::move(end);
 }
 
-observe::StepWindow LateRanks::window_until(const Sampled& end) const {
+observe::StepWindow LateRanks::window_until(const WorkerSamples& end) const {
   observe::StepWindow window{.steps = end.step - begin_->step,
                              .seconds = seconds(end.of_ranks[0].clock_ns - begin_->of_ranks[0].clock_ns)};
   for (std::size_t rank = 0; rank < end.of_ranks.size(); ++rank) {

@@ -33,12 +33,12 @@ class LateRanks {
 
  private:
   /// The totals of time of all workers when they began a step, on the first worker.
-  struct Sampled {
+  struct WorkerSamples {
     std::int64_t step = 0;
     std::vector<watch::StepSample> of_ranks;
   };
   void end_window(std::int64_t step);
-  observe::StepWindow window_until(const Sampled& end) const;
+  observe::StepWindow window_until(const WorkerSamples& end) const;
   void find_late(observe::StepWindow window);
 
   const bool is_first_;
@@ -46,9 +46,9 @@ class LateRanks {
   comm::StepTimes times_;
   observe::LateRankDetector detector_;
   observe::LateRankWarnings warnings_;
-  std::int64_t interval_ = 2;          ///< steps between two samples; a power of two
-  std::optional<Sampled> begin_ = {};  ///< the sample at the beginning of the window
-  std::int64_t next_sample_ = 0;       ///< the step of the next sample; 0 until the first step
+  std::int64_t interval_ = 2;                ///< steps between two samples; a power of two
+  std::optional<WorkerSamples> begin_ = {};  ///< the sample at the beginning of the window
+  std::int64_t next_sample_ = 0;             ///< the step of the next sample; 0 until the first step
   Json found_ = Json::array();
 };
 

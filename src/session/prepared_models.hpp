@@ -68,7 +68,7 @@ class PreparedModels {
 
  private:
   /// Gradients of a checkpoint for models that are not prepared yet.
-  struct Restored {
+  struct WaitingGradients {
     state::ParameterPaths paths;
     std::vector<WeakTensor> parameters;  ///< the State's parameters; held so that no other tensor gets their addresses
     state::SavedGradients saved;         ///< saved gradients that no model has received yet
@@ -77,7 +77,7 @@ class PreparedModels {
   void restore_gradients_of(const gradients::PreparedModel& model);
 
   std::vector<std::shared_ptr<gradients::PreparedModel>> models_;
-  std::optional<Restored> restored_ = {};
+  std::optional<WaitingGradients> restored_ = {};
   std::shared_ptr<optim::LastRates> last_rates_ = std::make_shared<optim::LastRates>();
   std::shared_ptr<int> no_sync_depth_ = std::make_shared<int>(0);
 };

@@ -159,7 +159,7 @@ void require_reportable(SessionState& session, bool has_state) {
 }
 
 /// What a report changes before its checkpoint is committed, copied so that it can be undone.
-struct Before {
+struct UndoData {
   TrainingProgress progress;
   EpochEnd epoch_end;
   std::int64_t last_complete = -1;
@@ -169,11 +169,11 @@ struct Before {
   std::vector<std::function<void()>> schedules = {};
 };
 
-Before before_report(const SessionState& session, const std::shared_ptr<const StateEntries>& reported) {
-  Before before{.progress = session.progress,
-                .epoch_end = session.epoch_end,
-                .last_complete = session.progress.steps->epoch.last_complete,
-                .score_reported = session.outputs.score_reported};
+UndoData before_report(const SessionState& session, const std::shared_ptr<const StateEntries>& reported) {
+  UndoData before{.progress = session.progress,
+                  .epoch_end = session.epoch_end,
+                  .last_complete = session.progress.steps->epoch.last_complete,
+                  .score_reported = session.outputs.score_reported};
   if (session.outputs.newest) before.newest = session.outputs.newest->path();
   if (const auto entries = reported ? reported : session.stopper.last_state())
     for (const auto& [name, entry] : *entries)
@@ -183,7 +183,7 @@ Before before_report(const SessionState& session, const std::shared_ptr<const St
 }
 
 /// What all workers together have given to a report; the same on each of them.
-struct Combined {
+struct CombinedInput {
   std::vector<Json> metrics = {};  ///< [ranks]: observe::to_json(Metrics)
   bool has_state = false;
   bool has_checkpoint = false;  ///< true if any worker gives a Checkpoint of the program's own
@@ -205,7 +205,7 @@ class Report {
 
  private:
   /// Checks the input of all workers and combines it. Collective.
-  Combined exchange();
+  CombinedInput exchange();
   /// Throws an Error if a callback decides by a metric that only a validation after training would give. Collective.
   void require_own_metrics() const;
   /// Waits for the save in the background, if this report must come after it. True if this report saves a checkpoint.
@@ -229,15 +229,15 @@ class Report {
 
   SessionState& session_;
   const ReportInput& input_;
-  Before before_;
-  Combined combined_ = {};
+  UndoData before_;
+  CombinedInput combined_ = {};
   Json row_ = {};
   bool saves_ = false;
   bool has_begun_to_save_ = false;  ///< true if this report's own save has begun
   std::optional<Checkpoint> saved_ = {};
 };
 
-Combined Report::exchange() {
+CombinedInput Report::exchange() {
   const auto& workers = session_.workers;
   const auto& options = input_.options;
   const auto& name = options.checkpoint_name;
@@ -270,11 +270,11 @@ Combined Report::exchange() {
   session_.same_passes.forget();
   using std::ranges::any_of;
   session_.stopper.merge(any_of(of_ranks, &Contribution::asked_to_stop));
-  Combined all{.has_state = any_of(of_ranks, &Contribution::has_state),
-               .has_checkpoint = any_of(of_ranks, &Contribution::has_checkpoint),
-               .validates = any_of(of_ranks, &Contribution::validation),
-               .is_saving = any_of(of_ranks, &Contribution::writing),
-               .has_callbacks = any_of(of_ranks, &Contribution::has_callbacks)};
+  CombinedInput all{.has_state = any_of(of_ranks, &Contribution::has_state),
+                    .has_checkpoint = any_of(of_ranks, &Contribution::has_checkpoint),
+                    .validates = any_of(of_ranks, &Contribution::validation),
+                    .is_saving = any_of(of_ranks, &Contribution::writing),
+                    .has_callbacks = any_of(of_ranks, &Contribution::has_callbacks)};
   if (all.has_state && !std::ranges::all_of(of_ranks, &Contribution::has_state))
     throw Error(ExitCode::user_error, "reporting", "some workers gave a state to save and others did not",
                 "Give the same State to report() on every worker");
