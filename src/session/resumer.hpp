@@ -31,7 +31,8 @@ class Resumer {
   /// Throws an Error if a report has saved a checkpoint since this attempt began.
   void require_nothing_saved() const;
   /// Implements State::restore(): loads the entries, the gradients that wait for a step, the epoch, the position in the
-  /// data and the random state. True if there was something to load. Collective.
+  /// data and the random state; from a checkpoint that no run has saved, only entries. True if there was something to
+  /// load. Collective.
   bool restore(const StateEntries& entries);
 
   /// The checkpoint that this attempt resumes from; none if it starts from the beginning.

@@ -15,7 +15,7 @@ struct MicroBatchShare {
   bool fixed = false;  ///< with virtual workers: results must not depend on which rank processes which micro-batch
 };
 
-/// The weight of a batch of a training pass in its step. The batch owns it.
+/// The weight of a batch of a training pass in its step. The batch and the pass share it (BatchWeightPtr).
 struct BatchWeight {
   std::int64_t local = 0;   ///< samples in the batch
   std::int64_t global = 0;  ///< samples in the step, over all ranks; 0 if all ranks weigh the same
