@@ -68,7 +68,7 @@ class Callbacks final : public Observer {
 
   std::vector<std::shared_ptr<Callback>> callbacks_;  ///< the run's callbacks, then the added ones
   std::size_t run_callbacks_ = 0;                     ///< number of the run's callbacks
-  bool begun_ = false;
+  bool has_begun_ = false;
   Json saved_ = {};
   std::vector<Json> before_report_ = {};  ///< each callback's state before it gave its metrics for the report
 };

@@ -127,7 +127,7 @@ void OperatorWorker::open(const Make& make, const OperatorTrainerOptions& option
                                   return StateDict{.tensors = {{"done", history_.bytes()}},
                                                    .values = {{"open", source.has_open_pass()},
                                                               {"taken", source.batches_taken()},
-                                                              {"training", training_}}};
+                                                              {"training", is_training_}}};
                                 },
                                 [this](const StateDict& saved) {
                                   const auto done = saved.tensors.find("done");
@@ -136,7 +136,7 @@ void OperatorWorker::open(const Make& make, const OperatorTrainerOptions& option
                                                 "the checkpoint has none", "Choose another --name to begin anew");
                                   history_.restore(done->second);
                                   registry().train.restore(saved.values.at("open"), saved.values.at("taken"));
-                                  training_ = saved.values.value("training", false);
+                                  is_training_ = saved.values.value("training", false);
                                 }));
   run_entries_ = std::make_shared<const StateEntries>(std::move(all));
   if (!state.restore(run_entries_)) return;
@@ -150,7 +150,7 @@ std::string OperatorWorker::make_call(Call call, const std::function<Json(Operat
   try {
     const auto result = work(*this);
     history_.add({.call = call, .result = result});
-    changed_ = changed_ || changes_state(call);
+    has_unsaved_change_ = has_unsaved_change_ || changes_state(call);
     return json_text_lossy(result);
   } catch (const session::TrainingEndedByCallback&) {
     return {};
@@ -158,7 +158,7 @@ std::string OperatorWorker::make_call(Call call, const std::function<Json(Operat
 }
 
 void OperatorWorker::end_replay() {
-  if (!training_) restore_random_state();
+  if (!is_training_) restore_random_state();
 }
 
 void OperatorWorker::restore_random_state() {
@@ -179,7 +179,7 @@ Json OperatorWorker::finish_call(Call call, const Metrics& own, bool reduce, boo
     of_workers.push_back(json_from_cbor(bytes));
   const auto mean = reduce_over_workers(of_workers);
   auto result = reduce ? mean : list_over_workers(of_workers);
-  training_ = false;
+  is_training_ = false;
   history_.add({.call = call, .result = json_from_text(json_text_lossy(result))});
   if (!reports_calls_) return result;
   if (saves)
@@ -202,8 +202,8 @@ Json OperatorWorker::train(const TrainOptions& options) {
   auto& source = registry().train;
   if (has_ended()) throw session::TrainingEndedByCallback();
   update_params(state.resolved.world(), run_, options.max_retries, /*trains=*/true);
-  if (std::exchange(training_, true)) restore_random_state();
-  if (std::exchange(changed_, false) && saves_checkpoints_) {
+  if (std::exchange(is_training_, true)) restore_random_state();
+  if (std::exchange(has_unsaved_change_, false) && saves_checkpoints_) {
     state.models.synchronise_statistics();
     state.outputs.wait_for_save();
     state.saver.save({.entries = run_entries_.get(), .must_wait = state.stopper.is_known()});

@@ -91,8 +91,8 @@ class OperatorWorker {
   std::shared_ptr<const StateEntries> run_entries_;  ///< the entries of the run's checkpoints: entries_ and the calls
   const bool saves_checkpoints_;
   bool reports_calls_ = true;
-  bool changed_ = false;      ///< true if a call other than train() has changed the state since it was saved
-  bool training_ = false;     ///< true during a call of train(), and until one if the checkpoint was saved in train()
+  bool has_unsaved_change_ = false;  ///< true if a call other than train() has changed the state since it was saved
+  bool is_training_ = false;  ///< true during a call of train(), and until one if the checkpoint was saved in train()
   std::string random_state_;  ///< random state of the checkpoint; empty when it was restored
 };
 

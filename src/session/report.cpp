@@ -32,9 +32,9 @@ struct Contribution {
   bool has_state = false;
   bool has_checkpoint = false;  ///< true if the worker gives a Checkpoint of the program's own
   bool asked_to_stop = false;
-  bool writing = false;           ///< true if the last checkpoint is still being written
+  bool is_saving = false;         ///< true if the last checkpoint is still being written
   bool has_callbacks = false;     ///< true if the worker has callbacks
-  bool validation = false;        ///< ReportOptions::validation: the checkpoint is to be validated
+  bool validates = false;         ///< ReportOptions::validation: the checkpoint is to be validated
   std::string name = {};          ///< ReportOptions::checkpoint_name
   observe::RankTimes times = {};  ///< since the last report
   std::int64_t memory_bytes = 0;
@@ -43,7 +43,7 @@ struct Contribution {
   Json rates = {};  ///< learning rates: optim::LastRates
 
   std::string pack() const {
-    return json_to_cbor({metrics, has_state, has_checkpoint, asked_to_stop, writing, has_callbacks, validation, name,
+    return json_to_cbor({metrics, has_state, has_checkpoint, asked_to_stop, is_saving, has_callbacks, validates, name,
                          times.compute, times.wait, times.data, times.save, memory_bytes, passes, global_step, rates});
   }
   static Contribution unpack(const std::string& bytes) {
@@ -252,9 +252,9 @@ CombinedInput Report::exchange() {
                              .has_state = input_.entries != nullptr,
                              .has_checkpoint = input_.checkpoint.has_value(),
                              .asked_to_stop = session_.stopper.is_asked_here(),
-                             .writing = session_.outputs.store->background().is_running(),
+                             .is_saving = session_.outputs.store->background().is_running(),
                              .has_callbacks = !session_.outputs.observers.callbacks().empty(),
-                             .validation = options.validation,
+                             .validates = options.validation,
                              .name = name,
                              .times = take_times(session_.progress),
                              .memory_bytes = watch::memory_bytes(),
@@ -272,8 +272,8 @@ CombinedInput Report::exchange() {
   session_.stopper.merge(any_of(of_ranks, &Contribution::asked_to_stop));
   CombinedInput all{.has_state = any_of(of_ranks, &Contribution::has_state),
                     .has_checkpoint = any_of(of_ranks, &Contribution::has_checkpoint),
-                    .validates = any_of(of_ranks, &Contribution::validation),
-                    .is_saving = any_of(of_ranks, &Contribution::writing),
+                    .validates = any_of(of_ranks, &Contribution::validates),
+                    .is_saving = any_of(of_ranks, &Contribution::is_saving),
                     .has_callbacks = any_of(of_ranks, &Contribution::has_callbacks)};
   if (all.has_state && !std::ranges::all_of(of_ranks, &Contribution::has_state))
     throw Error(ExitCode::user_error, "reporting", "some workers gave a state to save and others did not",
