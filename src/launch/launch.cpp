@@ -51,7 +51,7 @@ void prepare_malloc() {
 
 void refuse_separate_worlds(const std::optional<detail::launch::SeparateWorlds>& worlds) {
   if (!worlds) return;
-  if (worlds->is_said_here) {
+  if (worlds->is_printed_here) {
     detail::log::error(Error(ExitCode::usage, "starting", worlds->fact, worlds->remedy).what());
     detail::log::flush();
   }

@@ -65,7 +65,7 @@ class MUSTER_INTERNAL_API UnsupervisedScope {
   UnsupervisedScope(const UnsupervisedScope&) = delete;
   UnsupervisedScope& operator=(const UnsupervisedScope&) = delete;
   ~UnsupervisedScope();
-  /// True if the trial would have told a supervisor message_stopped.
+  /// True if the trial has stopped on request and had no state to save: it has called tell_supervisor(message_stopped).
   bool stopped_without_state() const noexcept { return stopped_without_state_; }
 
  private:

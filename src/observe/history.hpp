@@ -32,7 +32,8 @@ class History final : public Observer {
   /// Syncs the files to the disk before the run is marked as finished. If that fails, logs a warning and writes them
   /// anew.
   void end() override;
-  /// Puts the fields into the row of that report and replaces both files. If they cannot be written, logs a warning.
+  /// Puts the fields into the row with this training_iteration and replaces both files. If they cannot be written, logs
+  /// a warning.
   void validated(std::int64_t training_iteration, const Json& fields) override;
   /// Like validated(). Returns false if nothing has changed: the row has the fields already, or there is no such row.
   bool add_validation(std::int64_t training_iteration, const Json& fields);

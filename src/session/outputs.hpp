@@ -38,7 +38,7 @@ struct Outputs {
   std::optional<Checkpoint> async_checkpoint = {};
   std::string async_checkpoint_name = {};  ///< the user's name for async_checkpoint; may be empty
   bool score_reported = false;  ///< true if a report had checkpoint_score_attribute, or a validation may give it
-  bool has_warned_of_missing_score = false;  ///< true if a warning has said that a checkpoint lacks that metric
+  bool has_warned_of_missing_score = false;  ///< true if a warning has said that a checkpoint lacks the score
 
   /// Returns a function that puts the result of a validation into the row of a report. Call it on the first worker.
   std::function<void(std::int64_t training_iteration, const Json& fields)> row_updater();
