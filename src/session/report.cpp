@@ -191,7 +191,7 @@ struct CombinedInput {
   bool is_saving = false;  ///< true if the last checkpoint is still being written
   bool has_callbacks = false;
   std::vector<observe::RankTimes> times = {};   ///< [ranks], since the last report
-  std::vector<std::int64_t> memory_bytes = {};  ///< [ranks]
+  std::vector<std::int64_t> memory_bytes = {};  ///< [ranks]: watch::memory_bytes()
 };
 
 /// Makes one report. It uses every part of the session.

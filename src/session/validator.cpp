@@ -54,7 +54,7 @@ Json earlier_names_as_null(const storage::Tier& tier, const Json& reported) {
   return nulls;
 }
 
-/// Calls the user's validation function. Collective over the ranks.
+/// Calls the user's validation function. Returns the mean of its metrics over the ranks. Collective over context.ranks.
 Json measure(const ValidationContext& context, const std::filesystem::path& path) {
   const auto& resolved = *context.resolved;
   at::set_num_threads(resolved.threads_per_worker);
