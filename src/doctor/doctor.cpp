@@ -187,7 +187,7 @@ ExitCode examine_alone(const DoctorOptions& options, const Print& print) {
 ExitCode report_separate_worlds(const detail::launch::SeparateWorlds& worlds, Examination examination,
                                 const Print& print) {
   examination.findings = {{to_mend, "MPI", worlds.fact, worlds.remedy, {examination.host}}};
-  if (worlds.is_said_here) print(examination);
+  if (worlds.is_printed_here) print(examination);
   return ExitCode::missing_package;
 }
 

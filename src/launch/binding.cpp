@@ -71,7 +71,7 @@ std::span<const Item> part_of(const std::vector<Item>& items, std::size_t parts,
 }
 
 /// " (process 4711, 4712)", at most three ids; empty if no id is known.
-std::string named(const std::set<pid_t>& processes) {
+std::string text_of_processes(const std::set<pid_t>& processes) {
   std::vector<pid_t> known;
   std::ranges::copy_if(processes, std::back_inserter(known), [](pid_t process) { return process > 0; });
   return known.empty() ? "" : " (process " + listed(known, 3, [](pid_t one) { return std::to_string(one); }) + ")";
@@ -81,8 +81,8 @@ std::string named(const std::set<pid_t>& processes) {
 std::string conflict_on(const std::string& host, std::size_t ranks, const TakenCores& taken) {
   std::set<pid_t> processes;
   for (const auto& [core, process] : taken) processes.insert(process);
-  return "another muster launch" + named(processes) + " uses " + counted(taken.size(), "core") + " of " + host +
-         ", on which " + counted(ranks, "rank") + " of this one " + (ranks == 1 ? "runs" : "run") +
+  return "another muster launch" + text_of_processes(processes) + " uses " + counted(taken.size(), "core") + " of " +
+         host + ", on which " + counted(ranks, "rank") + " of this one " + (ranks == 1 ? "runs" : "run") +
          ": the two slow each other. Start them one after the other, or give each its own cores, as in taskset -c 0-3 "
          "muster run";
 }
@@ -153,7 +153,7 @@ std::vector<Claim> bind_to_cores(const Communicator& world, NodeRanks& ranks, in
     return here;
   };
 
-  // The first rank of the node reads the cores for all ranks of the node, so that they have the same.
+  // The first rank of the node reads which cores the machine has, for all ranks of the node, so that they use the same.
   auto described = Json::array();
   if (local_rank == 0)
     for (const auto& core : cores_of_machine()) described.push_back(core.cpus);
@@ -211,7 +211,8 @@ RankOnHost find_rank_on_host(const Communicator& world, const LaunchFlags& flags
                   binding.empty() ? "start with mpirun --bind-to none, or srun --cpus-per-task,"
                                   : "unset " + binding + ", or start with mpirun --bind-to none,",
                   " to use them all"));
-  // A rank that is bound to a single core waits whenever another process computes there, and all ranks wait for it.
+  // A rank that is bound to a single core waits whenever another process computes there, and all ranks wait for it. So
+  // unless the user asks for that (--bind cores), a rank is only bound to two cores or more.
   if (may_bind && flags.bind != Bind::none)
     mine.claims = std::make_shared<const std::vector<Claim>>(
         bind_to_cores(world, node, given, flags.bind == Bind::cores ? 1 : 2));

@@ -1,5 +1,6 @@
 // Binding ranks to cores: how the ranks of a node divide the node's cores, and which cores another launch uses. A
-// launch claims the cores of its ranks (base/claim.hpp), but only as many as threads if the user has set their number.
+// launch claims the cores of its ranks (base/claim.hpp). If the user has set the number of threads, each rank claims
+// only as many cores as it has threads.
 #pragma once
 
 #include "base/claim.hpp"
@@ -22,7 +23,7 @@ namespace muster::detail::launch {
 /// Cores that other launches have claimed: by the core's number, the id of the process; 0 if the id is not known.
 using TakenCores = std::map<int, pid_t>;
 
-/// The id of the process that has claimed the core; 0 if it is not known; empty if no process has claimed it.
+/// The id of the process that has claimed the core; 0 if the id is not known; empty if no process has claimed the core.
 MUSTER_INTERNAL_API std::optional<pid_t> claimant_of(const Core& core);
 
 /// masks[r]: the CPUs on which local rank r may run. Returns new masks. Ranks with the same mask divide its cores that
@@ -42,7 +43,7 @@ MUSTER_INTERNAL_API bool masks_overlap(const std::vector<std::string>& masks);
 
 /// The launch's ranks on this rank's node and host.
 struct NodeRanks {
-  std::vector<std::string> masks;  ///< [local rank]: the CPUs of each rank of this node
+  std::vector<std::string> masks;  ///< [local rank]: the CPUs on which each rank of this node may run; see cpu_mask()
   /// The smallest CPU quota of these ranks' control groups; infinity if there is none.
   double quota = std::numeric_limits<double>::infinity();
   std::set<pid_t> processes;  ///< ids of the launch's processes on this host
@@ -52,9 +53,9 @@ NodeRanks find_node_ranks(const Communicator& world);
 
 /// Claims cores of this node for its ranks, binds this rank to its share of them, and returns this rank's claims.
 /// Writes the new masks to `ranks`. `threads`: the number of threads that the user has set for this rank; 0 if none is
-/// set. `least_cores`: see share_out(). If another launch uses the cores, the ranks stay where they are, and rank 0
-/// warns. If the quota is less than the number of cores, other processes may use the cores too, so nothing is claimed
-/// or divided. Collective.
+/// set. `least_cores`: see share_out(). If other launches leave fewer free cores than ranks, these ranks stay where
+/// they are, and rank 0 warns. If the quota is less than the number of cores, other processes may use the cores too, so
+/// nothing is claimed or divided. Collective.
 std::vector<Claim> bind_to_cores(const Communicator& world, NodeRanks& ranks, int threads, std::size_t least_cores);
 
 /// This rank's place among the launch's ranks on its host. See the functions of Launch that return these values.

@@ -29,9 +29,9 @@
 namespace muster::detail::launch {
 namespace {
 
-// A flag other than --threads and --log-level gets the same value on all ranks, whether it is given on the command line
-// or in the environment. The ranks must communicate for this, since launchers pass the command line to other hosts, but
-// not always the environment.
+// Each flag of muster's except --threads and --log-level gets the same value on all ranks, whether it is given on the
+// command line or in the environment. The ranks must communicate for this, since launchers pass the command line to
+// other hosts, but not always the environment.
 
 /// The values of options or of environment variables, by name.
 using Values = std::map<std::string, std::vector<std::string>>;
@@ -41,7 +41,7 @@ std::string pack(const Values& values) { return json_to_cbor(values); }
 Values unpack(const std::string& packed) { return json_from_cbor(packed).get<Values>(); }
 
 constexpr std::string_view variable_prefix = "MUSTER_";
-constexpr const char* group = "muster";  ///< the heading of muster's own options in the help
+constexpr const char* option_group = "muster";  ///< CLI11's group of muster's own options; their heading in the help
 
 bool has_variable(const CLI::Option& option) { return option.get_envname().starts_with(variable_prefix); }
 
@@ -127,7 +127,7 @@ void require_equal(const std::vector<Values>& values, const std::vector<std::str
     }
 }
 
-// Validators check the text of a value before CLI11 converts it to the flag's type.
+// Validators check the text of a value before CLI11 converts it to the flag's type; whole_number() also rewrites it.
 
 /// Returns a validator whose error for a bad value is "VALUE is PROBLEM".
 CLI::Validator check_value(const std::function<bool(std::string& value)>& is_good, const std::string& problem) {
@@ -222,7 +222,7 @@ void refuse_missing_values(int argc, char** argv) {
 /// Throws an Error for a flag of muster's that is given several times, since one of the values would be ignored.
 void refuse_repeated_flags(const CLI::App& app) {
   for (const auto* option : app.get_options())
-    if (option->get_group() == group && option->get_multi_option_policy() != CLI::MultiOptionPolicy::TakeAll &&
+    if (option->get_group() == option_group && option->get_multi_option_policy() != CLI::MultiOptionPolicy::TakeAll &&
         option->count() > 1)
       throw Error(ExitCode::usage, "reading the command line",
                   str(option->get_name(), " is given ", option->count(), " times"), "Give it once");
@@ -267,13 +267,13 @@ Flags::Flags(int argc, char** argv, const std::string& version)
     std::string variable(variable_prefix);
     for (const char* c = name + 2; *c != '\0'; ++c)
       variable += *c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(*c)));
-    return app.add_option(name, value, help)->envname(variable)->group(group)->take_last()->check(not_empty());
+    return app.add_option(name, value, help)->envname(variable)->group(option_group)->take_last()->check(not_empty());
   };
   option("--storage", storage_, "Folder of the runs, on a file system that all\nnodes share [runs]");
   option("--name", name_, "The run's name [program and Slurm job id, or\nprogram and time]");
   const auto list = [this](const char* name, auto& values, const char* help) {
     return app.add_option(name, values, help)
-        ->group(group)
+        ->group(option_group)
         ->type_size(1)
         ->take_all()
         ->allow_extra_args(false);  // it takes one word as its value, not all that follow
@@ -299,17 +299,17 @@ Flags::Flags(int argc, char** argv, const std::string& version)
       ->check(CLI::IsMember({"auto", "bar", "plain", "none"}));
   app.add_flag("--tensorboard", tensorboard_, "Write files for TensorBoard to the run's folder")
       ->envname("MUSTER_TENSORBOARD")
-      ->group(group)
+      ->group(option_group)
       ->check(yes_or_no());
   app.add_flag("--profile{auto}", profile_,
                "Write a trace of some steps, as in\n--profile=100:109; auto: the 11th to the 20th")
       ->envname("MUSTER_PROFILE")
-      ->group(group)
+      ->group(option_group)
       ->take_last()
       ->check(steps_of_profile());
   app.add_flag("--profile-operators", profile_operators_, "Write a trace with libtorch's operators, too")
       ->envname("MUSTER_PROFILE_OPERATORS")
-      ->group(group)
+      ->group(option_group)
       ->check(yes_or_no());
   option("--log-level", log_level_, "trace, debug, info, warn, error or off [info]");
 }

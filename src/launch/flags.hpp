@@ -1,4 +1,4 @@
-// The flags that every program has: declared, read on every rank, compared between the ranks, resolved.
+// The flags that every program has: their declaration, and how they are read, compared between the ranks and resolved.
 #pragma once
 
 #include "muster/communicator.hpp"
@@ -25,11 +25,13 @@ class Flags {
   /// The parser. Programs add their own options to it before parse().
   CLI::App app;
 
-  /// Reads this rank's command line and environment, and makes sure that the shared flags are the same on all ranks.
-  /// Throws an Error (ExitCode::usage) for an invalid value, or if the ranks' values differ. False if help or version
-  /// was requested on any rank; rank 0 has printed it if it was requested there. Collective.
+  /// Reads this rank's command line and environment, and makes sure that all flags except --threads and --log-level
+  /// have the same value on all ranks. Throws an Error (ExitCode::usage) for an invalid value, or if the ranks' values
+  /// differ. False if help or version was requested on any rank; rank 0 has printed it if it was requested there.
+  /// Collective.
   bool parse(const Communicator& world);
-  /// Returns the flags, after parse(). Warns of MUSTER_SET and of MUSTER_… variables that seem to be misspelt.
+  /// Returns the flags. Call it after parse(). Warns of MUSTER_SET, which nothing reads, and of MUSTER_… variables that
+  /// seem to be misspelt.
   LaunchFlags resolve() const;
   /// The program's name without its folder.
   const std::string& program() const noexcept { return program_; }
@@ -37,7 +39,8 @@ class Flags {
   const std::string& log_level() const noexcept { return log_level_; }
 
  private:
-  /// Parses, and returns this rank's values of the shared flags, packed. Sets help_ if help or version is requested.
+  /// Parses this rank's command line. Returns, as bytes, the rank's values of the flags that all ranks must share. If
+  /// help or version is requested, sets help_ and returns no values.
   std::string read();
 
   const int argc_;

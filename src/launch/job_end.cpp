@@ -30,7 +30,7 @@ JobEndTime local_time(const std::string& text, const char* format) {
   return time < 0 ? JobEndTime() : system_clock::from_time_t(time);
 }
 
-/// Parses "HH:MM:SS" or "D:HH:MM:SS", as PBS writes them, or a number of seconds.
+/// Parses "HH:MM:SS" or "D:HH:MM:SS", as PBS writes them, or a number of seconds. end_in_bjobs() makes "HH:MM:SS", too.
 std::optional<seconds> duration_of(std::string text) {
   if (text.find('-') != text.npos) return {};
   if (std::ranges::count(text, ':') == 3) text[text.find(':')] = '-';
@@ -69,7 +69,7 @@ std::string job_end_warning(const Environment& environment, system_clock::time_p
 
 std::vector<std::string> job_end_question(const Environment& environment) {
   if (auto job = value_of("SLURM_JOB_ID", environment); !job.empty()) {
-    // An array's last job has the same id as the whole array, so ask by array and task.
+    // The last job of a Slurm array has the same id as the whole array, so ask by the array's id and the task's number.
     const auto array = value_of("SLURM_ARRAY_JOB_ID", environment), task = value_of("SLURM_ARRAY_TASK_ID", environment);
     if (!array.empty() && !task.empty()) job = array + "_" + task;
     return {"env", "SLURM_TIME_FORMAT=standard", "squeue", "-h", "-j", job, "-o", "%e"};
@@ -146,8 +146,9 @@ void LaunchEnd::choose(const Communicator& ranks, const LaunchFlags& flags) {
   auto job_end = end_of_allocation(::getenv, now);
   if (!job_end) job_end = asked_.end;
   if (!job_end && !warning.empty()) log::warn(warning);
-  // Ranks of other nodes may not have the variable, and only rank 0 has asked. The first rank that knows the end sends
-  // the remaining time, and not the time of the end, since the clocks of nodes may differ.
+  // Ranks of other nodes may not have the variable, and only the job's first process has asked the batch system. The
+  // first rank that knows the end sends the remaining time, and not the time of the end, since the clocks of nodes may
+  // differ.
   const auto left = job_end ? std::to_string(std::chrono::ceil<seconds>(*job_end - now).count()) : "";
   const auto all = ranks.all_gather(left);
   const auto known = std::ranges::find_if(all, [](const auto& seconds) { return !seconds.empty(); });

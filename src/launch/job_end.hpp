@@ -29,13 +29,14 @@ MUSTER_INTERNAL_API std::string job_end_warning(const Environment& environment,
 /// known system.
 std::vector<std::string> job_end_question(const Environment& environment);
 
-// These functions read the output of such a command. Empty if it contains no end: an error, or a job without a limit.
+// The following functions read the output of the commands of job_end_question(). Empty if it does not tell the end: it
+// is an error message, or the job has no time limit.
 
 /// squeue -h -o %e: "2026-11-27T03:00:00", in local time.
 JobEndTime end_in_squeue(const std::string& text);
-/// qstat -f of PBS and Torque: it has the limit of the job, and when the job began or how long it has run.
+/// qstat -f of PBS and Torque: it has the time limit of the job, and when the job began or how long it has run.
 JobEndTime end_in_qstat(const std::string& text, std::chrono::system_clock::time_point now);
-/// bjobs -noheader -o time_left: "1:05 L", hours and minutes until the limit.
+/// bjobs -noheader -o time_left of LSF: "1:05 L", hours and minutes until the time limit.
 JobEndTime end_in_bjobs(const std::string& text, std::chrono::system_clock::time_point now);
 
 /// The end of the job that the batch system gave, or a note why the end is not known. Both are empty if there is no

@@ -51,7 +51,7 @@ void prepare_malloc() {
 
 void refuse_separate_worlds(const std::optional<detail::launch::SeparateWorlds>& worlds) {
   if (!worlds) return;
-  if (worlds->is_said_here) {
+  if (worlds->is_printed_here) {
     detail::log::error(Error(ExitCode::usage, "starting", worlds->fact, worlds->remedy).what());
     detail::log::flush();
   }
@@ -72,13 +72,14 @@ struct Launch::State {
     part.emplace(std::move(whole_or_part));
   }
   bool owns_mpi() const noexcept { return environment && environment->owns_mpi(); }
-  /// Called when run() returns `code`; returns it.
+  /// Called when run() is about to return `code`; returns it. If the launch owns MPI, tells the supervisor the exit
+  /// code, and arranges that the launch ends with the process.
   int returned(int code);
   /// Ends everything that this launch has begun; MPI comes last. A second call does nothing.
   void end_launch() noexcept;
 
-  /// The launch that must end when the process ends, since nothing destroys it: its run() has returned, and the process
-  /// may call std::exit or quick_exit, or have a Launch in memory that is never freed.
+  /// The launch whose run() has returned last; null if it has ended. It also ends when the process ends, since nothing
+  /// may destroy it: the process may call std::exit or quick_exit, or hold the Launch in memory that is never freed.
   static inline State* ends_with_process = nullptr;
 
   const std::shared_ptr<detail::launch::Flags> parser;
@@ -86,7 +87,7 @@ struct Launch::State {
   detail::launch::LaunchEnd end;
   detail::launch::RankOnHost on_host;
   bool is_running = false;                            ///< inside of run()
-  std::optional<int> status;                          ///< the result of run(), once all ranks have agreed on it
+  std::optional<int> status;                          ///< the exit code that run() returns, when all ranks agree on it
   std::optional<detail::comm::MpiScope> environment;  ///< empty for a launch on given ranks or of a trial
   std::optional<detail::launch::LaunchPart> part;     ///< all ranks, or the ranks of a sweep's trial
   std::optional<detail::comm::AnsweringThread> answering;
@@ -131,7 +132,8 @@ Launch::Launch(int argc, char** argv, const std::string& version)
   detail::require_home();
   prepare_malloc();
   detail::launch::stop_signal::install_handlers(/*terminate=*/detail::launch::started_by_srun(::getenv));
-  // A limit on the size of files then makes a write fail, as a full disk does, and does not end the rank.
+  // Ignore SIGXFSZ, so that a limit on the size of files makes a write fail, as a full disk does, and does not end the
+  // rank. A handler of the program's own stays.
   if (const auto before = ::signal(SIGXFSZ, SIG_IGN); before != SIG_DFL) ::signal(SIGXFSZ, before);
   if (detail::launch::supervisor()) detail::launch::end_with_launcher();
   detail::launch::forget_other_launchers(detail::comm::mpi_library());
@@ -215,7 +217,7 @@ int Launch::run_body(const std::function<int()>& body) {
     detail::log::configure(rank(), detail::log::level_from_name(parser.log_level()));
     flags = parser.resolve();
     if (const auto& timeout = flags.timeout) comm::set_timeout(communicator(), *timeout);
-    // If the program has given its own ranks, muster does not bind its threads.
+    // If the program has given its own communicator, muster does not bind the program's threads to cores.
     state_->on_host = detail::launch::find_rank_on_host(communicator(), flags, state_->environment.has_value());
     state_->end.choose(communicator(), flags);
     status = body();

@@ -38,8 +38,8 @@ struct LauncherVariables {
 
 constexpr const char* step_tasks = "SLURM_STEP_NUM_TASKS";
 
-/// The first launcher whose variable is set counts, since launchers may start their daemons by srun. PALS gives only
-/// the number of processes on this node.
+/// The first launcher whose variable is set counts. srun comes last, since other launchers may start their daemons by
+/// srun. PALS gives only the number of processes on this node.
 constexpr std::array<LauncherVariables, 7> launchers{{{"mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"},
                                                       {"mpirun", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"},
                                                       {"mpiexec", "PMI_SIZE", "PMI_RANK"},
@@ -144,7 +144,7 @@ bool server_answers(const std::string& uri) {
 void forget_other_launchers(const std::string& mpi_library, bool even_own) {
   const auto names = variable_names();
   auto found = misleading_variables(names, ::getenv, mpi_library, [](const std::string& uri) {
-    return is_launcher(::getppid()) || server_answers(uri);  // the launcher that has started this process runs
+    return is_launcher(::getppid()) || server_answers(uri);  // this process's own launcher is alive
   });
   const auto launcher = started_by(::getenv);
   if (even_own && launcher && launcher->processes == 1)
@@ -190,7 +190,7 @@ std::optional<SeparateWorlds> srun_without_pmix(const Environment& environment, 
   const bool other_launcher = environment("PMIX_RANK") != nullptr || environment("OMPI_COMM_WORLD_SIZE") != nullptr;
   if (tasks <= 1 || environment("SLURM_PROCID") == nullptr || other_launcher || !mpi_library.starts_with("Open MPI"))
     return std::nullopt;
-  return SeparateWorlds{.is_said_here = number(environment, "SLURM_PROCID", 0) == 0 || !is_below_launcher(),
+  return SeparateWorlds{.is_printed_here = number(environment, "SLURM_PROCID", 0) == 0 || !is_below_launcher(),
                         .fact = str("srun started ", tasks, " tasks without PMIx, so they cannot find each other"),
                         .remedy = "Start them with srun --mpi=pmix"};
 }
@@ -200,7 +200,7 @@ std::optional<SeparateWorlds> separate_worlds(const Environment& environment, in
   const auto launcher = started_by(environment);
   if (world_size != 1 || !launcher || launcher->processes <= 1) return std::nullopt;
   return SeparateWorlds{
-      .is_said_here = launcher->number == 0 || !is_below_launcher(),
+      .is_printed_here = launcher->number == 0 || !is_below_launcher(),
       .fact =
           str("the launcher started ", launcher->processes, " processes, but each of them is alone in its MPI world"),
       .remedy = "This program uses " + mpi_library +

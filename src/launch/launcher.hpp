@@ -38,7 +38,7 @@ std::string process_for_launcher(const Environment& environment);
 // would look for that launcher and fail.
 
 /// The variables in `names` that mislead MPI: those of a launcher that does not answer; with Open MPI also those of
-/// srun if this process is its only task and does not use PMI. `answers`: see server_answers().
+/// srun if this process is srun's only task and does not use PMI. `answers`: see server_answers().
 std::vector<std::string> misleading_variables(const std::vector<std::string>& names, const Environment& environment,
                                               const std::string& mpi_library,
                                               const std::function<bool(const std::string& uri)>& answers);
@@ -59,7 +59,7 @@ MUSTER_INTERNAL_API std::string srun_plugin(const std::string& mpi_library);
 struct SeparateWorlds {
   /// True if this process prints the error: the launcher's first process, or a process whose variables come from
   /// another job.
-  bool is_said_here = true;
+  bool is_printed_here = true;
   std::string fact;  ///< for the error text
   std::string remedy;
 };
@@ -81,15 +81,16 @@ MUSTER_INTERNAL_API std::optional<SeparateWorlds> separate_worlds(const Environm
 /// ended: too short to do anything. Call it before MPI is initialised, which sets mpirun's variables too.
 bool started_by_srun(const Environment& environment);
 
-/// masks[r][c] is '1' if local rank r may run on CPU c. Returns the CPUs of `rank`, where a CPU that n ranks share
-/// counts as 1/n, but not more than its part of the `quota` that a control group grants the node's ranks; at least 1.
+/// masks[r][c] is '1' if local rank r may run on CPU c. Returns the number of CPUs of `rank`, rounded down, where a CPU
+/// that n ranks share counts as 1/n; but at most its equal part of the `quota`, the number of CPUs that a control group
+/// grants the node's ranks together, and at least 1.
 MUSTER_INTERNAL_API int threads_for(const std::vector<std::string>& masks, int rank,
                                     double quota = std::numeric_limits<double>::infinity());
 
 /// The number of CPUs that the launcher (this process's parent) may run on: the node's CPUs that belong to the job.
 MUSTER_INTERNAL_API int launcher_cpus();
 
-/// True if `rank` is bound to fewer CPUs than its share of the node's `cpus`.
+/// True if `rank` is bound to fewer CPUs than its equal share of `cpus`, the number of the node's CPUs.
 MUSTER_INTERNAL_API bool bound_below_share(const std::vector<std::string>& masks, int rank, int cpus);
 
 }  // namespace muster::detail::launch

@@ -35,7 +35,7 @@ std::optional<int> openmp_threads(const Environment& environment) {
   const char* const first = value + std::strspn(value, " \t");
   int threads = 0;
   const auto [end, error] = std::from_chars(first, first + std::strlen(first), threads);
-  const bool is_number = error == std::errc() && std::strchr(", \t", *end) != nullptr;  // or the end of the text
+  const bool is_number = error == std::errc() && std::strchr(", \t", *end) != nullptr;  // finds '\0', too
   return is_number && threads >= 1 && threads <= most_threads ? std::optional(threads) : std::nullopt;
 }
 

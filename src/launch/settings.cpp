@@ -58,7 +58,8 @@ const char* kind(const Json& value) {
 /// The value as text for a message; bytes that are not UTF-8 are replaced.
 std::string shown(const Json& value) { return json_text_lossy(value); }
 
-/// True if `value` may replace the default `was`; any value may replace null.
+/// True if `value` may replace the default `was`: any value may replace null, a whole number of 64 bits an integer, and
+/// a value of the same kind any other default.
 bool fits(const Json& was, const Json& value) {
   constexpr double beyond = 9223372036854775808.0;  // 2^63
   if (was.is_null()) return true;

@@ -1,4 +1,4 @@
-// A program's configuration: its own defaults, then a file, then --set.
+// A program's configuration: its own defaults, overridden by the files of --config and then by --set.
 #pragma once
 
 #include "base/export.hpp"
@@ -27,8 +27,8 @@ MUSTER_INTERNAL_API Json read_config(const std::filesystem::path& file);
 MUSTER_INTERNAL_API Config resolve(Config defaults, const std::vector<std::filesystem::path>& files,
                                    const std::vector<std::string>& set);
 
-/// Returns `defaults` overridden by `values`, by the rules for a file; `values` as they are if there are no defaults.
-/// Errors have ExitCode::usage, and their text begins with `doing`.
+/// Returns `defaults` overridden by `values`, by the rules by which resolve() applies a file. Returns `values` as they
+/// are if there are no defaults. Errors have ExitCode::usage, and their text begins with `doing`.
 MUSTER_INTERNAL_API Config override_defaults(Config defaults, const Config& values, const std::string& doing);
 
 /// Parses "90", "45s", "30m", "1h30m", and Slurm's "MM:SS", "HH:MM:SS", "D-HH", "D-HH:MM", "D-HH:MM:SS". Throws an

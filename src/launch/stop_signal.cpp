@@ -37,12 +37,14 @@ bool ignored(int signal) noexcept {
 }
 
 #ifdef __GLIBC__
+/// Called when the process exits. On a rank, tells `muster run` an exit code other than 0.
 void tell_exit(int code, void*) noexcept {
   if (code == 0) return;
   const char* const own = std::getenv(rank_process_variable);
   if (own == nullptr || std::atoi(own) != ::getpid()) return;  // this process is a child of the rank
   const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
-  if (rank == nullptr && std::getenv("SLURM_PROCID") == nullptr) rank = std::getenv("PMI_RANK");  // srun tells codes
+  // Under srun, no message is needed: srun itself reports the exit codes of its tasks.
+  if (rank == nullptr && std::getenv("SLURM_PROCID") == nullptr) rank = std::getenv("PMI_RANK");
   if (const auto host = host_name(); rank != nullptr && !host.empty())
     tell(message_exit, str(rank, " ", code, " ", host));
 }
@@ -50,7 +52,8 @@ void tell_exit(int code, void*) noexcept {
 
 bool supervised_in_batch_job() noexcept { return std::getenv(supervised_variable) != nullptr && in_batch_job(); }
 
-[[gnu::constructor]] void stand_by([[maybe_unused]] int argc, char**, [[maybe_unused]] char** variables) noexcept {
+[[gnu::constructor]] void prepare_before_main([[maybe_unused]] int argc, char**,
+                                              [[maybe_unused]] char** variables) noexcept {
 #ifdef __GLIBC__
   // glibc sets environ only after the constructors of a library that is initialised first.
   if (::environ == nullptr) ::environ = variables;

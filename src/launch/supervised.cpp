@@ -23,12 +23,12 @@ namespace {
 
 UnsupervisedScope* unsupervised = nullptr;
 
-void end() noexcept { ::kill(::getpid(), SIGKILL); }
+void kill_this_process() noexcept { ::kill(::getpid(), SIGKILL); }
 
-void end_with_any(std::vector<pollfd> processes) noexcept {
+void die_with_any(std::vector<pollfd> processes) noexcept {
   while (::poll(processes.data(), processes.size(), -1) < 0) {
   }
-  end();
+  kill_this_process();
 }
 
 bool is_supervised(pid_t process) {
@@ -37,8 +37,8 @@ bool is_supervised(pid_t process) {
   return text.find(str(variable::supervised, "=")) != std::string::npos;
 }
 
-/// Here and not in the library of the stop signals, because libc is initialised after that library and would lose the
-/// variable.
+/// Keeps the rank's process id in the environment, so that tell_exit() (stop_signal.cpp) knows a child of the rank. Not
+/// done in stop_signal.cpp: libc is initialised after that library, and would lose the variable.
 [[gnu::constructor]] void keep_rank_process() noexcept {
   if (std::getenv(supervised_variable) != nullptr)
     ::setenv(rank_process_variable, std::to_string(::getpid()).c_str(), /*overwrite=*/0);
@@ -84,7 +84,7 @@ void end_with_launcher() noexcept try {
     const auto descriptor = static_cast<int>(::syscall(SYS_pidfd_open, process, 0));
     if (descriptor >= 0) processes.push_back({descriptor, POLLIN, 0});
   }
-  if (::getppid() != parent) end();
+  if (::getppid() != parent) kill_this_process();
   if (processes.empty()) {
     // The kernel has no pidfd_open(). PR_SET_PDEATHSIG watches only the parent's thread that has started this process,
     // not the whole parent.
@@ -94,9 +94,9 @@ void end_with_launcher() noexcept try {
   sigset_t all, before;
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);  // the new thread blocks all signals; other threads receive them
-  std::thread(end_with_any, std::move(processes)).detach();
+  std::thread(die_with_any, std::move(processes)).detach();
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-} catch (const std::exception&) {  // no thread or memory: then only the launcher itself ends this process
+} catch (const std::exception&) {  // no thread or memory: then this process ends only if its launcher ends it
 }
 
 }  // namespace muster::detail::launch

@@ -19,11 +19,12 @@ namespace muster::detail::launch {
 
 /// What a rank knows about the `muster run` that supervises it.
 struct Supervisor {
-  std::string id;                                 ///< identifies the `muster run`; the same in all its starts
-  std::string started;                            ///< when the `muster run` began, as part of a run's name
-  std::optional<int> max_failures;                ///< --max-failures
-  int full_worker_count = 0;                      ///< ranks of the job when none is missing; 0 without --min-workers
-  std::optional<std::chrono::seconds> used = {};  ///< since the first start; no time of day, as clocks differ
+  std::string id;                   ///< identifies the `muster run`; the same in all its starts
+  std::string started;              ///< when the `muster run` began, as part of a run's name
+  std::optional<int> max_failures;  ///< --max-failures
+  int full_worker_count = 0;        ///< ranks of the job when none is missing; 0 without --min-workers
+  /// The time from the first start to this one. Not the time of day of the first start: the clocks of hosts may differ.
+  std::optional<std::chrono::seconds> used = {};
 };
 
 /// Reads the supervisor's settings from the environment; none if this process is not supervised.
@@ -43,9 +44,9 @@ inline constexpr const char* full_worker_count = "MUSTER_FULL_WORKERS";
 using detail::message_prefix;
 /// "RANK PID HOST"; only if the launcher reports a lost rank by its process id.
 inline constexpr std::string_view message_process = "process";
-inline constexpr std::string_view message_up = "up";              ///< MPI is initialised, and all ranks have come
+inline constexpr std::string_view message_up = "up";              ///< MPI is initialised; the text: the number of ranks
 inline constexpr std::string_view message_run = "run";            ///< the folder of the run that begins
-inline constexpr std::string_view message_min_workers = "least";  ///< the least number of workers
+inline constexpr std::string_view message_min_workers = "least";  ///< the least number of workers that train
 inline constexpr std::string_view message_ranks_needed =
     "needed";  ///< the only number of ranks on which the saved state can be restored
 inline constexpr std::string_view message_stopped = "stopped";    ///< stopped on request; there was no state to save
@@ -64,7 +65,7 @@ class MUSTER_INTERNAL_API UnsupervisedScope {
   UnsupervisedScope(const UnsupervisedScope&) = delete;
   UnsupervisedScope& operator=(const UnsupervisedScope&) = delete;
   ~UnsupervisedScope();
-  /// True if the trial would have told a supervisor message_stopped.
+  /// True if the trial has stopped on request and had no state to save: it has called tell_supervisor(message_stopped).
   bool stopped_without_state() const noexcept { return stopped_without_state_; }
 
  private:

@@ -34,7 +34,7 @@ std::string key_of(const std::vector<std::shared_ptr<Callback>>& callbacks, cons
   return number == 1 ? name : str(name, " ", number);
 }
 
-/// True if `key` is the key of a state of a callback of class `name`.
+/// True if `key`, as key_of() returns it, is that of a callback of class `name`.
 bool is_of_class(const std::string& key, const std::string& name) {
   return key.starts_with(name) && (key.size() == name.size() || key[name.size()] == ':' || key[name.size()] == ' ');
 }
@@ -76,7 +76,7 @@ bool Callbacks::warn_of_lost_state(const Callback& callback, const std::string& 
 
 void Callbacks::begin_attempt(Session& session, Json saved) {
   saved_ = std::move(saved);
-  begun_ = true;
+  has_begun_ = true;
   for (const auto& callback : callbacks_) begin(callback, session);
 }
 
@@ -87,12 +87,12 @@ void Callbacks::add(std::shared_ptr<Callback> callback, Session& session) {
 }
 
 void Callbacks::failure(const Error& error) {
-  if (begun_)
+  if (has_begun_)
     tell_and_log_errors("the end of training", callbacks_, [&](Callback& callback) { callback.on_failure(error); });
 }
 
 void Callbacks::end() {
-  if (begun_) tell_and_log_errors("the end of training", callbacks_, [](Callback& callback) { callback.on_end(); });
+  if (has_begun_) tell_and_log_errors("the end of training", callbacks_, [](Callback& callback) { callback.on_end(); });
 }
 
 void Callbacks::validated(std::int64_t training_iteration, const Json& fields) {

@@ -20,7 +20,8 @@ class Callbacks final : public Observer {
  public:
   explicit Callbacks(std::vector<std::shared_ptr<Callback>> run_callbacks);
 
-  /// Called when training begins. `saved`: the state() in the checkpoint; null if there is none.
+  /// Call it when an attempt begins. `saved`: what state() returned when the checkpoint was saved; null if there is
+  /// none.
   void begin_attempt(Session& session, Json saved);
   /// Adds a callback made in the training function, and starts it. It is not called after forget_added(), since it may
   /// refer to objects of the training function.
@@ -38,18 +39,19 @@ class Callbacks final : public Observer {
   }
   void validated(std::int64_t training_iteration, const Json& fields) override;
   void checkpoint(const Checkpoint& checkpoint) override { tell(&Callback::on_checkpoint, checkpoint); }
-  /// This function and end() do nothing before begin_attempt(), and log exceptions of callbacks as warnings.
+  // failure() and end() do nothing before begin_attempt(), and log exceptions of callbacks as warnings.
   void failure(const Error& error) override;
   void end() override;
 
   bool empty() const noexcept { return callbacks_.empty(); }
-  /// Call it when a report begins, before it changes anything that report_failed() would have to undo.
+  /// Call it when a report begins. If the report fails before with_callback_metrics(), report_failed() then does
+  /// nothing.
   void begin_report() noexcept { before_report_.clear(); }
   /// Called at a report: returns `metrics` and the metrics that the callbacks add.
   Metrics with_callback_metrics(Metrics metrics);
   bool should_stop() const;
-  /// Returns a metric by which a callback decides (Callback::decides_by) that neither an earlier report nor `row` has;
-  /// empty if there is none.
+  /// Returns a metric by which a callback decides (Callback::decides_by) and which `row` does not have; empty if there
+  /// is none. A callback names its metric there only until a report has had it.
   std::string awaited_metric(const Json& row) const;
   /// Returns the callbacks' states, by their keys; null if none has a state.
   Json state() const;
@@ -60,13 +62,13 @@ class Callbacks final : public Observer {
     for (const auto& callback : callbacks_) (callback.get()->*event)(arguments...);
   }
   void begin(const std::shared_ptr<Callback>& callback, Session& session);
-  /// Called if `saved_` has no state for the callback's key. If it has a state of the same class for which there is no
-  /// callback now, warns and returns true.
+  /// Called if `saved_` has no state for the callback's key. If it has another state of the callback's class, whose own
+  /// callback is not there now, warns and returns true.
   bool warn_of_lost_state(const Callback& callback, const std::string& key) const;
 
   std::vector<std::shared_ptr<Callback>> callbacks_;  ///< the run's callbacks, then the added ones
   std::size_t run_callbacks_ = 0;                     ///< number of the run's callbacks
-  bool begun_ = false;
+  bool has_begun_ = false;
   Json saved_ = {};
   std::vector<Json> before_report_ = {};  ///< each callback's state before it gave its metrics for the report
 };

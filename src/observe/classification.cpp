@@ -63,8 +63,8 @@ class MetricInput {
             "Classes are numbered from 0; give a sample without a class the weight 0");
   }
 
-  /// Returns the rows of the first `samples` samples, without rows of weight 0. If the prediction has logits, it keeps
-  /// them.
+  /// Returns the rows of the first `samples` samples (by default of all), without rows of weight 0. If the prediction
+  /// consists of logits, the result has logits, too.
   WeightedRows rows_of(const at::Tensor& prediction, const at::Tensor& target, std::optional<std::int64_t> samples,
                        const at::Tensor& weight) const {
     require(prediction.defined() && target.defined(), "a tensor is undefined", "Give the predictions and the targets");
@@ -173,7 +173,8 @@ at::Tensor by_class(const WeightedRows& rows, std::int64_t classes) {
                   sum_by_class(rows.target, rows.weight, classes)});
 }
 
-/// Returns for which rows the target's logit is among the `k` largest. The logits must not have NaN.
+/// Returns for which rows the target's logit is among the `k` largest; of equal logits, that of the lower class counts
+/// as larger. In a row with a NaN, the result means nothing.
 at::Tensor is_in_top_k(const at::Tensor& logits, const at::Tensor& target, std::int64_t k) {
   const auto at = target.unsqueeze(1), its = logits.gather(1, at);
   const auto number = at::arange(logits.size(1), target.options());
@@ -181,7 +182,7 @@ at::Tensor is_in_top_k(const at::Tensor& logits, const at::Tensor& target, std::
   return behind.logical_not().sum(1).lt(k);
 }
 
-Json of_classes(const char* metric, std::int64_t num_classes, std::int64_t least = 1) {
+Json kind_with_classes(const char* metric, std::int64_t num_classes, std::int64_t least = 1) {
   if (num_classes < least)
     throw Error(ExitCode::usage, detail::str("making the metric ", metric), detail::str("num_classes is ", num_classes),
                 "Give the number of classes of the model");
@@ -190,7 +191,7 @@ Json of_classes(const char* metric, std::int64_t num_classes, std::int64_t least
 
 Json f1_kind(const F1Options& options) {
   constexpr std::array names{"binary", "macro", "micro", "none"};
-  auto kind = of_classes("F1", options.num_classes);
+  auto kind = kind_with_classes("F1", options.num_classes);
   if (options.average == Average::binary && options.num_classes != 2)
     throw Error(ExitCode::usage, "making the metric F1",
                 detail::str("Average::binary needs two classes, but num_classes is ", options.num_classes),
@@ -321,7 +322,8 @@ double F1::value() const {
 std::vector<double> F1::per_class() const { return detail::observe::f1_by_class(sums_); }
 
 ConfusionMatrix::ConfusionMatrix(const ConfusionMatrixOptions& options)
-    : SampleMetric(of_classes("confusion matrix", options.num_classes), options.num_classes * options.num_classes) {}
+    : SampleMetric(kind_with_classes("confusion matrix", options.num_classes),
+                   options.num_classes * options.num_classes) {}
 
 void ConfusionMatrix::add(const at::Tensor& prediction, const at::Tensor& target, Samples samples,
                           const at::Tensor& weight) {
@@ -336,7 +338,7 @@ at::Tensor ConfusionMatrix::value() const {
 }
 
 MeanIoU::MeanIoU(const MeanIoUOptions& options)
-    : SampleMetric(of_classes("mean IoU", options.num_classes), 3 * options.num_classes) {}
+    : SampleMetric(kind_with_classes("mean IoU", options.num_classes), 3 * options.num_classes) {}
 
 void MeanIoU::add(const at::Tensor& prediction, const at::Tensor& target, Samples samples, const at::Tensor& weight) {
   const at::NoGradGuard no_grad;
@@ -348,7 +350,7 @@ double MeanIoU::value() const { return evaluate(); }
 std::vector<double> MeanIoU::per_class() const { return detail::observe::iou_by_class(sums_); }
 
 /// Returns scores as [N, 2] on the CPU: each score as a double, and the difference to the exact whole number.
-static at::Tensor exact(const at::Tensor& scores, bool is_unsigned) {
+static at::Tensor double_and_rest(const at::Tensor& scores, bool is_unsigned) {
   const auto here = scores.cpu().contiguous();
   if (here.scalar_type() != at::kLong)
     return at::stack({here.to(at::kDouble), at::zeros({here.numel()}, at::kDouble)}, 1);
@@ -375,7 +377,7 @@ void AUC::add(const at::Tensor& score, const at::Tensor& target, Samples samples
                 "Give one score per sample, as probabilities.select(1, 1)");
   input.require_classes("a target", all.target, 2);
   const auto ones = all.weight * all.target;
-  const auto scores = exact(all.prediction, score.scalar_type() == at::kUInt64);
+  const auto scores = double_and_rest(all.prediction, score.scalar_type() == at::kUInt64);
   const auto rows = at::cat({scores, at::stack({all.weight - ones, ones}, 1).cpu()}, 1);
   const auto* const numbers = rows.const_data_ptr<double>();
   sums_.insert(sums_.end(), numbers, numbers + rows.numel());

@@ -13,7 +13,7 @@ namespace muster::detail::observe {
 
 class History final : public Observer {
  public:
-  /// `folder`: the run's folder. There are no rows before start().
+  /// `folder`: the run's folder. The rows of earlier starts are read in start().
   explicit History(std::filesystem::path folder) : folder_(std::move(folder)) {}
 
   /// Reads all rows of a run that is not training now. Throws the Errors of read().
@@ -32,13 +32,14 @@ class History final : public Observer {
   /// Syncs the files to the disk before the run is marked as finished. If that fails, logs a warning and writes them
   /// anew.
   void end() override;
-  /// Puts the fields into the row of that report and replaces both files. If that fails, logs a warning.
+  /// Puts the fields into the row with this training_iteration and replaces both files. If they cannot be written, logs
+  /// a warning.
   void validated(std::int64_t training_iteration, const Json& fields) override;
   /// Like validated(). Returns false if nothing has changed: the row has the fields already, or there is no such row.
   bool add_validation(std::int64_t training_iteration, const Json& fields);
 
-  /// Adds a row to both files. Throws an Error (ExitCode::retry) if it cannot be written. The next successful append()
-  /// then writes this row, too.
+  /// Adds a row to both files. Throws an Error (ExitCode::retry) if it cannot be written; the row is kept in memory,
+  /// and the next call that can write the files writes it, too.
   void append(const Json& row);
 
   const std::vector<Json>& rows() const noexcept { return rows_; }

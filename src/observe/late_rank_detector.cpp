@@ -38,7 +38,8 @@ std::string to_string(LateCause cause) { return words_of(cause).fact; }
 namespace muster::detail::observe {
 namespace {
 
-/// A possible cause explains a delay if it accounts for at least this part of it.
+/// Lost processor time or major faults explain a delay if they account for at least this part of it. Waiting for
+/// batches explains it from one half on.
 constexpr double explaining_share = 0.3;
 /// A typical time to read a page from a disk.
 constexpr double seconds_per_major_fault = 1e-4;
@@ -135,7 +136,7 @@ std::size_t LateRankDetector::late_count(std::size_t rank) const {
       std::ranges::count_if(last_, [&](const Window& window) { return window.behind[rank] > min_share_behind; }));
 }
 
-/// True if the kernel's counters show that something has kept the worker from running.
+/// True if the worker is late by the rule for the kernel's counters (see LateRankDetector).
 bool LateRankDetector::is_held_up(std::size_t rank) const {
   if (last_.size() < windows) return false;
   double seconds = 0, behind = 0, throttled = 0, without_core = 0;
@@ -153,7 +154,8 @@ bool LateRankDetector::is_held_up(std::size_t rank) const {
          (late >= late_windows_without_core && without_core >= behind / 2);
 }
 
-/// Describes the windows in which the worker was late; all windows, if it is late only in bursts.
+/// Describes the windows in which the worker was behind; all windows if it was behind in fewer than `late_windows`, and
+/// so is late only by the rule for the kernel's counters.
 LateRank LateRankDetector::describe(std::size_t rank) const {
   const bool in_bursts = late_count(rank) < late_windows;
   double seconds = 0, behind = 0;

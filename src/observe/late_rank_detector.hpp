@@ -18,14 +18,15 @@ namespace muster::detail::observe {
 /// other workers' by more than 10% of the window. It counts as late when it was behind in 8 of the last 10 windows,
 /// until it was behind in at most 2 of the last 10.
 ///
-/// What the kernel has counted needs less proof. A worker also counts as late if, over the last 10 windows together, it
-/// is behind by more than 10% and half of that has one of two causes: its control group had used up its processor time,
-/// and the worker was behind in 2 windows or more (a quota delays in bursts); or it had no core, and was behind in 5
-/// windows or more.
+/// If the kernel's counters explain the delay, fewer windows are enough. A worker also counts as late if, over the last
+/// 10 windows together, it is behind by more than 10% and at least half of the delay has one of two causes: its control
+/// group had used up its processor time, and the worker was behind in 2 windows or more (a quota delays in bursts); or
+/// it had no core, and was behind in 5 windows or more.
 ///
 /// Saves happen in few windows, so they have a rule of their own. A worker counts as late at saves if in 8 of the last
 /// 10 saves its own part was longer than the median of the other workers' by more than 10% of the time since the save
-/// before, and by more than 20 ms, since rank 0 always has a little more to do.
+/// before, and by more than 20 ms, since rank 0 always has a little more to do. It does until that is so in at most 2
+/// of them.
 class LateRankDetector {
  public:
   static constexpr double min_share_behind = 0.10, min_seconds_behind_in_save = 0.02;  ///< a share; seconds
@@ -69,9 +70,11 @@ LateCause cause_of(double behind, const RankTimes& times, const RankLoad& load, 
 /// Returns the text of the warning about a late rank.
 std::string text_of(const LateRank& late);
 
-/// Decides which late ranks are worth a line. A rank with a cause gets a line at once, and further lines, when it
-/// becomes late again, at the earliest after 10 minutes, then after 20, 40 and so on. If other programs run on a
-/// machine, its ranks are late in turn, each for a short time; these share one line.
+/// Decides which late ranks are worth a line in the log. The first line about a rank and a cause comes at once. If the
+/// rank becomes late again for this cause, the next line comes at the earliest 10 minutes later, then 20, 40 and so on.
+/// Other programs on a machine slow its ranks in turn, each for a short time: so all ranks of a host that are late by a
+/// shared core or by longer computation share these intervals, and the line about a second one says that they are late
+/// in turn.
 class LateRankWarnings {
  public:
   using Clock = std::chrono::steady_clock;
@@ -86,7 +89,8 @@ class LateRankWarnings {
     Clock::time_point next = {};
     std::chrono::minutes interval{10};
   };
-  std::map<std::tuple<std::string, int, LateCause>, Topic> topics_ = {};  ///< by host, rank and cause
+  /// By host, rank and cause. For a shared core and longer computation, the rank is −1 and the cause shared_core.
+  std::map<std::tuple<std::string, int, LateCause>, Topic> topics_ = {};
 };
 
 }  // namespace muster::detail::observe

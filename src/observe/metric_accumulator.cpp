@@ -42,7 +42,8 @@ Json f1(const MetricAccumulator& accumulator) {
   if (average == "macro") return mean_of(of_class);
   const auto right = accumulator.sums.begin(), predicted = right + static_cast<std::ptrdiff_t>(of_class.size());
   const auto present = predicted + static_cast<std::ptrdiff_t>(of_class.size());
-  // Summed over all classes, precision and recall are equal, since each sample has one prediction and one target.
+  // Summed over all classes, precision, recall and so F1 are equal, since each sample has one prediction and one
+  // target.
   return ratio(std::accumulate(right, predicted, 0.0), std::accumulate(predicted, present, 0.0));
 }
 

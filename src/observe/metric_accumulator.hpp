@@ -13,7 +13,7 @@ namespace muster::detail::observe {
 /// One rank's part of a metric.
 struct MetricAccumulator {
   Json kind = {};                 ///< {"metric": "F1", …options}
-  std::vector<double> sums = {};  ///< sums over samples; for the AUC a list of ScoreWeights
+  std::vector<double> sums = {};  ///< sums over samples; for the AUC a list of ScoreWeights, `per_score` numbers each
 };
 
 /// A score, and for each of the classes 0 and 1 the sum of the weights of the samples with this score. If the score is
@@ -35,7 +35,7 @@ MUSTER_INTERNAL_API MetricAccumulator merged(const std::vector<MetricAccumulator
 /// Returns the metric's value: a number or a list; NaN if it is undefined.
 MUSTER_INTERNAL_API Json value_of(const MetricAccumulator& accumulator);
 
-/// Returns the number of samples of each class in a confusion matrix; empty for other metrics.
+/// Returns the number of samples of each class, by their targets, in a confusion matrix; empty for other metrics.
 std::vector<double> samples_by_class(const MetricAccumulator& accumulator);
 
 /// Return the metric of each class. `sums`: of F1 or MeanIoU, three lists with a number for each class: samples

@@ -54,8 +54,8 @@ Json value_of_accumulators(const std::string& key, const std::vector<Json>& valu
   return finite(value_of(merged(accumulators)));
 }
 
-/// Returns the mean of a metric. `values`: [value, weight] or [value, weight, accumulator] of each rank that has the
-/// metric.
+/// Returns the one value of a metric that mean_over_ranks() gives. `values`: [value, weight] or [value, weight,
+/// accumulator] of each rank that has the metric; a negative weight means that none was given.
 Json mean_of(const std::string& key, const std::vector<Json>& values) {
   if (std::ranges::any_of(values, [](const Json& v) { return v.size() == 3; }))
     return value_of_accumulators(key, values);

@@ -16,11 +16,13 @@ Json to_json(const Metrics& metrics);
 MUSTER_INTERNAL_API void require_value(const std::string& name, const Metric& metric);
 
 /// Merges the ranks' metrics, as returned by to_json(). Each key gets one value, from the ranks that have the key:
-/// - equal integers stay as they are,
-/// - other numbers become their mean, weighted by samples (by 1 if a rank gave no number of samples),
+/// - equal numbers stay as they are,
+/// - other numbers become their mean, weighted by samples (by 1 if a rank gave no number of samples); null if all
+///   weights are 0,
 /// - metrics with accumulators are computed from all ranks' accumulators together,
 /// - anything else is taken from the lowest rank.
-/// NaN and infinity become null. Throws an Error if a metric is a number on some ranks and something else on others.
+/// NaN and infinity become null. Throws an Error if a metric is a number on some ranks and something other than null on
+/// others.
 MUSTER_INTERNAL_API Json mean_over_ranks(const std::vector<Json>& ranks);
 /// Returns for each key the list of the ranks' values; null for a rank that does not have the key.
 Json list_over_ranks(const std::vector<Json>& ranks);

@@ -20,7 +20,7 @@ namespace muster::detail::observe {
 
 /// The state of a run when an attempt of training starts.
 struct AttemptStart {
-  std::int64_t training_iteration = 0;  ///< number of the last report that counts; later reports are repeated
+  std::int64_t training_iteration = 0;  ///< number of the last report before the checkpoint; later ones are repeated
   /// The row of that report, from the checkpoint that training resumes from. Null if there is no checkpoint, or if it
   /// was saved between two reports.
   Json last_row = nullptr;
@@ -30,7 +30,7 @@ struct AttemptStart {
   /// True for the name of the checkpoint that training resumes from, or of an earlier checkpoint that led to it. Empty
   /// if the run has no checkpoint.
   std::function<bool(const std::string&)> is_ancestor = {};
-  std::int64_t global_step = 0;  ///< the last step that counts; later steps are repeated
+  std::int64_t global_step = 0;  ///< the last step before the checkpoint; later steps are repeated
   double time_total_s = 0;       ///< training time up to that step
 };
 
@@ -39,7 +39,7 @@ struct EpochPosition {
   std::int64_t epoch = 0;
   std::int64_t epochs = 0;       ///< number of epochs; 0 if unknown
   std::int64_t consumed = 0;     ///< samples of this epoch that all workers together have consumed
-  std::int64_t samples = 0;      ///< samples in the epoch
+  std::int64_t samples = 0;      ///< samples in the epoch; 0 if unknown
   std::int64_t global_step = 0;  ///< steps of the run
 };
 
@@ -81,8 +81,10 @@ class Observer {
   virtual void scalar(const std::string& /*name*/, double /*value*/, std::int64_t /*step*/) {}
   virtual void image(const std::string& /*name*/, const at::Tensor& /*image*/, std::int64_t /*step*/) {}
   virtual void histogram(const std::string& /*name*/, const at::Tensor& /*values*/, std::int64_t /*step*/) {}
+  // The last call is one of the following two.
   /// Called when this worker leaves training with an error: its own, another worker's, or a stop on request.
   virtual void failure(const Error&) {}
+  /// Called when training has ended well.
   virtual void end() {}
 };
 

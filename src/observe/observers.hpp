@@ -22,7 +22,7 @@ namespace muster::detail::observe {
 struct ObservedRun {
   std::filesystem::path folder;
   Progress progress = Progress::automatic;
-  std::int64_t first_epoch = 0;    ///< the field `epoch` in the row of the first epoch
+  std::int64_t first_epoch = 0;    ///< value of the field `epoch` in rows of the first epoch
   int world_size = 1;              ///< number of workers
   Json settings = Json::object();  ///< the training function's configuration
   bool validates = false;          ///< true if rows may change after training has ended, by validations
@@ -43,8 +43,8 @@ class Observers {
   /// Uses the given observers, and no callbacks.
   explicit Observers(std::vector<std::unique_ptr<Observer>> observers);
 
-  /// Tells all observers that training starts. An Error of the first worker's observers is thrown on all workers.
-  /// Collective.
+  /// Tells all observers of this worker that training starts. An Error of the first worker's observers is thrown on all
+  /// workers. Collective.
   void start(const Communicator& workers, const AttemptStart& start);
   /// Tells all observers about another event: observers.tell(&Observer::checkpoint, checkpoint). Throws what an
   /// observer throws.

@@ -54,7 +54,7 @@ std::string speed(double samples_per_second) {
 }
 
 /// Returns "  1:05 left", the time to the end of the run; if the number of epochs is unknown, "  0:12 left in the
-/// epoch"; empty if the speed is unknown.
+/// epoch"; empty if the speed or the number of samples is unknown, or if the time is longer than 1e8 s.
 std::string time_left(const EpochPosition& position, double samples_per_second) {
   if (samples_per_second <= 0 || position.samples <= 0) return {};
   const bool knows_run = position.epochs > position.epoch;
@@ -128,8 +128,8 @@ std::string report_line(const Json& row, std::int64_t epochs, std::int64_t first
 ProgressLine::ProgressLine(Progress mode, std::int64_t first_epoch)
     : first_epoch_(first_epoch),
       terminal_(mode == Progress::bar || mode == Progress::automatic ? open_terminal() : -1),
-      live_(mode == Progress::bar || (terminal_ >= 0 && can_redraw())),
-      lines_(mode != Progress::none) {}
+      redraws_(mode == Progress::bar || (terminal_ >= 0 && can_redraw())),
+      prints_reports_(mode != Progress::none) {}
 
 ProgressLine::~ProgressLine() {
   erase();
@@ -142,7 +142,7 @@ void ProgressLine::erase() {
 }
 
 void ProgressLine::batch(const EpochPosition& position) {
-  if (!live_) return;
+  if (!redraws_) return;
   const auto now = Clock::now();
   if (position.epoch != previous_.epoch || position.consumed < previous_.consumed) {
     pass_begin_ = now;
@@ -158,12 +158,12 @@ void ProgressLine::batch(const EpochPosition& position) {
 }
 
 void ProgressLine::step_window(const StepWindow& window) {
-  if (live_) ranks_ = ranks_text(window);
+  if (redraws_) ranks_ = ranks_text(window);
 }
 
 void ProgressLine::report(const Json& row, std::int64_t epochs) {
   last_metrics_ = metrics_text(row);
-  if (!lines_) return;
+  if (!prints_reports_) return;
   erase();
   std::fprintf(stderr, "%s\n", report_line(row, epochs, first_epoch_).c_str());
 }

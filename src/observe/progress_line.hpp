@@ -11,8 +11,8 @@
 namespace muster::detail::observe {
 
 /// Returns the updated line, without control characters, in less than `width` columns: the epoch, a bar, the part of
-/// the epoch that is done, the speed, the time left, `metrics`, the step, `ranks`. If that is too wide, the bar is left
-/// out first, then the ranks, the step, the metrics, the time left and the speed.
+/// the epoch that is done, the speed, the time left, `metrics`, the step, `ranks`. If that is too wide, the bar gets
+/// shorter and is then left out, next the ranks, the step, the metrics, the time left and the speed, in this order.
 std::string progress_line(const EpochPosition& position, double samples_per_second, int width,
                           const std::string& metrics = {}, const std::string& ranks = {});
 /// Returns "  slowest 3 (data)  2.1 GB": the worker that the others wait for, what it spends most time on (compute,
@@ -20,14 +20,14 @@ std::string progress_line(const EpochPosition& position, double samples_per_seco
 std::string ranks_text(const StepWindow& window);
 /// Returns the user's metrics in a report's row: "  loss 0.1235  accuracy 0.9".
 std::string metrics_text(const Json& row);
-/// Returns the line of a report: epoch, the user's metrics, speed, checkpoint; numbers with a fraction have four
-/// significant digits. The line counts epochs from 1, the row counts them from `first_epoch`.
+/// Returns the line of a report: epoch, the user's metrics, speed, checkpoint. Floating-point metrics are rounded to
+/// four significant digits. The line counts epochs from 1, the row counts them from `first_epoch`.
 std::string report_line(const Json& row, std::int64_t epochs, std::int64_t first_epoch = 0);
 
 /// Writes the line of each report and the updated line to stderr.
 class ProgressLine final : public Observer {
  public:
-  /// Progress::automatic means an updated line on a terminal, and only lines of reports elsewhere.
+  /// Progress::automatic means a line for each report and, on a terminal that can redraw a line, the updated line.
   explicit ProgressLine(Progress mode, std::int64_t first_epoch = 0);
   ~ProgressLine() override;
   ProgressLine(const ProgressLine&) = delete;
@@ -45,12 +45,12 @@ class ProgressLine final : public Observer {
   std::int64_t first_epoch_;
   int terminal_ = -1;
   std::string last_metrics_, ranks_;
-  bool live_ = false;   ///< true if there is an updated line
-  bool lines_ = false;  ///< true if each report gets a line
-  bool drawn_ = false;  ///< true if the updated line is on the terminal now
+  bool redraws_ = false;         ///< true if there is an updated line
+  bool prints_reports_ = false;  ///< true if each report gets a line
+  bool drawn_ = false;           ///< true if the updated line is on the terminal now
   Clock::time_point last_draw_{};
-  Clock::time_point pass_begin_{};
-  std::int64_t pass_first_ = 0;  ///< samples of the epoch that were consumed before this start's pass began
+  Clock::time_point pass_begin_{};  ///< when this process has got the first batch of the present pass
+  std::int64_t pass_first_ = 0;     ///< EpochPosition::consumed at pass_begin_
   EpochPosition previous_{.epoch = -1};
 };
 

@@ -10,7 +10,7 @@ namespace muster::detail::observe {
 
 /// The times of one worker, in seconds.
 struct RankTimes {
-  double compute = 0;  ///< the rest of the time, which is in none of the following
+  double compute = 0;  ///< the rest of the time, without the following and without waits for other ranks in a save
   double wait = 0;     ///< in calls that wait for other ranks or exchange data with them, except for saves
   double data = 0;     ///< waiting for batches that are not ready
   double save = 0;     ///< saving checkpoints, without waiting for other ranks
@@ -21,15 +21,15 @@ struct RankTimes {
 
 /// What may explain why a worker takes long: differences between two watch::HostLoad, in seconds, and counts.
 struct RankLoad {
-  double read = 0;  ///< summed over all threads of the process: reading values of datasets from files
+  double read = 0;  ///< reading values of datasets from files, summed over all threads of the process
   double run_queue = 0, other_threads = 0, throttled = 0;
   std::int64_t major_faults = 0, clock_throttles = 0;
 };
 
-/// The times and loads of all workers between two StepSamples.
+/// The times and loads of all workers between two of their watch::StepSamples.
 struct StepWindow {
-  std::int64_t steps = 0;
-  double seconds = 0;
+  std::int64_t steps = 0;                       ///< number of steps in the window
+  double seconds = 0;                           ///< length of the window by the first worker's clock
   std::vector<RankTimes> times = {};            ///< [rank]
   std::vector<RankLoad> loads = {};             ///< [rank]
   std::vector<std::int64_t> memory_bytes = {};  ///< [rank]: resident memory, at most some seconds old; 0 if unknown

@@ -27,8 +27,9 @@ class WatchedMetric {
   }
 
   const std::string& metric() const noexcept { return metric_; }
-  /// Returns the metric's value in `row`, NaN for null; none, and warns once, if it is missing. Throws for any other.
-  std::optional<double> in(const Json& row) {
+  /// Returns the metric's value in `row`, NaN for null. If the row does not have it, warns once and returns none.
+  /// Throws an Error if it is not a number.
+  std::optional<double> value_in(const Json& row) {
     const auto at = row.find(metric_);
     if (at == row.end()) {
       if (!std::exchange(missed_, true))
@@ -68,10 +69,10 @@ class EarlyStopping final : public Callback {
   void on_report(const Json& row) override {
     const bool is_awaited = row.value("checkpoint_status", Json()) == "pending_validation";
     if (is_awaited && !row.contains(options_.metric)) return;  // the validation may add the metric
-    const auto value = watched_.in(row);
+    const auto value = watched_.value_in(row);
     if (!value) return;
     counted_ = std::max(counted_, iteration_of(row));
-    if (better(*value)) {
+    if (is_better(*value)) {
       best_ = *value;
       waited_ = 0;
       return;
@@ -104,7 +105,7 @@ class EarlyStopping final : public Callback {
 
  private:
   static std::int64_t iteration_of(const Json& row) { return row.value("training_iteration", std::int64_t{0}); }
-  bool better(double value) const {
+  bool is_better(double value) const {
     if (std::isnan(value)) return false;
     if (!best_) return true;
     const double gain = options_.mode == ScoreOrder::max ? value - *best_ : *best_ - value;
@@ -114,7 +115,7 @@ class EarlyStopping final : public Callback {
   EarlyStoppingOptions options_;
   WatchedMetric watched_;
   std::optional<double> best_ = {};
-  int waited_ = 0;            ///< number of reports since the best value
+  int waited_ = 0;            ///< number of compared reports since the best value
   std::int64_t counted_ = 0;  ///< the last report whose value, its own or its validation's, was compared
 };
 
@@ -135,7 +136,7 @@ class Plateau final : public Callback {
   Plateau(torch::optim::ReduceLROnPlateauScheduler& scheduler, const PlateauOptions& options)
       : scheduler_(scheduler), entry_(scheduler), watched_("reducing the learning rate on a plateau", options.metric) {}
   void on_report(const Json& row) override {
-    const auto value = watched_.in(row);
+    const auto value = watched_.value_in(row);
     if (!value) return;
     set_back_ = [this, reset = must_reset_, scheduler = entry_.object()->keep_schedule()] {
       must_reset_ = reset;

@@ -2,7 +2,7 @@
 // ls`, `muster inspect --follow`).
 //
 //   {"state": "training",            or "finished", "stopped", "failed"
-//    "error": "…",                   why training has failed
+//    "error": "…",                   why training has failed or was stopped
 //    "epoch": 3, "epochs": 10,       the epoch, from 0, and the number of epochs; 0 if unknown
 //    "consumed": 3200, "samples": 60000,   samples of this epoch, so far and altogether
 //    "global_step": 1234, "training_iteration": 3,
@@ -32,8 +32,9 @@ namespace muster::detail::observe {
 /// Returns the run's status.json; null if there is none or it cannot be read.
 Json read_status(const std::filesystem::path& run);
 
-/// Writes the file at most every five seconds while training runs, and when it ends. The file is not synced, since no
-/// program depends on it. If it cannot be written, logs a warning and writes nothing more.
+/// Writes the file at most every five seconds while training runs, and when it ends; but not if the start is refused
+/// before it has trained. The file is not synced, since no program depends on it. If it cannot be written, logs a
+/// warning and writes nothing more.
 class StatusFile final : public Observer {
  public:
   /// `score`: says which value is the best. `history`: has the rows; it must get each event before this object does. If
@@ -52,7 +53,7 @@ class StatusFile final : public Observer {
   using Clock = std::chrono::steady_clock;
   void write_sometimes();
   void write(const char* state, const std::string& error = {}) noexcept;
-  /// Samples per second since the last write; if unknown, those of the last report; 0 if these are unknown, too.
+  /// Samples per second since the last write; if unknown, the last report's samples_per_s; 0 if there is none, either.
   double samples_per_second() const;
   /// Takes the rows into account that have been added since the last call.
   void update_best();

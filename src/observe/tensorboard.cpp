@@ -106,7 +106,8 @@ class TensorBoard final : public Observer {
   }
 
  private:
-  /// Adds the numbers among the fields. A list has one number for each rank.
+  /// Adds the numbers among the fields, except the number of the report, the step and the time of day. A list has one
+  /// number for each rank.
   static void add_fields(EventFile& file, const Json& fields, std::int64_t step) {
     static const std::set<std::string> left_out{"training_iteration", "global_step", "timestamp"};
     static const std::set<std::string> of_run{"epoch",       "time_this_iter_s", "time_total_s",

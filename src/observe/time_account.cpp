@@ -94,8 +94,8 @@ void TimeAccount::start(const AttemptStart& start) {
   }
 }
 
-/// Returns `before` plus the seconds that the last start has trained after the step from which training resumes. A
-/// start that has ended well has saved all of its steps, so nothing is repeated.
+/// Adds to `before` the seconds that the last start has trained after the step from which training resumes now. A start
+/// that has finished or was stopped has saved all of its steps, so nothing is repeated.
 double TimeAccount::repeated_after(double before, double time_total_s) const {
   // There was no earlier start, or an earlier version of muster has written it.
   if (earlier_starts_.empty() || !earlier_starts_.back().contains("first_time_total_s"))

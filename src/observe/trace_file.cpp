@@ -20,7 +20,7 @@ namespace {
 using watch::TraceEvent;
 using watch::TraceTrack;
 
-constexpr std::size_t write_bytes = std::size_t{1} << 20;  ///< bytes per write
+constexpr std::size_t write_bytes = std::size_t{1} << 20;  ///< text is written as soon as there is so much of it
 
 double microseconds(std::int64_t nanoseconds) { return static_cast<double>(nanoseconds) / 1e3; }
 double milliseconds(std::int64_t nanoseconds) { return static_cast<double>(nanoseconds) / 1e6; }
@@ -29,14 +29,14 @@ double milliseconds(std::int64_t nanoseconds) { return static_cast<double>(nanos
 using Call = std::pair<std::uint64_t, std::uint64_t>;
 
 /// The arrival of the last rank at a call.
-struct Arrival {
+struct LastArrival {
   int rank = -1;
   std::int64_t time_ns = std::numeric_limits<std::int64_t>::min();
   int ranks = 0;  ///< number of ranks that have come to the call
 };
 
 /// Statistics of all spans that have the same name.
-struct Sum {
+struct SpanSum {
   std::int64_t count = 0, total_ns = 0, longest_ns = -1, longest_begin_ns = 0;
   int longest_rank = 0;
 };
@@ -168,12 +168,12 @@ class TraceWriter {
             {"clock_error_ms", milliseconds(error.count())}};
   }
 
-  std::vector<watch::Trace> traces_;  ///< of all ranks, with times by the common clock
+  std::vector<watch::Trace> traces_;  ///< of all ranks, with times of the clock of rank 0's node
   const TraceClocks& clocks_;
   File& file_;
   std::int64_t begin_ns_ = std::numeric_limits<std::int64_t>::max();
-  std::map<Call, Arrival> arrivals_;
-  std::map<std::string, Sum> sums_;
+  std::map<Call, LastArrival> arrivals_;
+  std::map<std::string, SpanSum> sums_;
   std::map<int, std::int64_t> waited_for_;  ///< by rank: nanoseconds that all other ranks together have waited for it
   std::int64_t events_ = 0;                 ///< number of asynchronous events
   std::string text_;

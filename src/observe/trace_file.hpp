@@ -4,10 +4,10 @@
 // overlap.
 // https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 //
-// If a rank waits in a span, the span's args have the rank that came last to the call ("for") and how long after the
-// span's begin it came ("after_ms"). The file's otherData has sums. "spans": for each name, the number of spans, their
-// total time, and the longest one with its rank and time. "waited_for": for each rank, how long other ranks have waited
-// for it.
+// If a rank waits in a span for a collective call, the span's args have the rank that came last to the call ("for") and
+// how long after the span's begin it came, at most until the span's end ("after_ms"). The file's otherData has sums.
+// "spans": for each name, the number of spans, their total time, and the longest one with its rank and time.
+// "waited_for": for each rank, how long other ranks have waited for it.
 #pragma once
 
 #include "comm/clock_offset.hpp"

@@ -100,7 +100,7 @@ void TrainBatches::set_passes(std::unique_ptr<Passes> passes) {
   passes_ = std::move(passes);
   if (keeps_position_) return;
   open_ = false;
-  // A restored position belongs to the data that were just replaced.
+  // A restored position belongs to the data that were just replaced, so it is dropped.
   if (resumes_) set_epoch_count(epochs_), taken_ = 0;
 }
 
@@ -114,7 +114,8 @@ void TrainBatches::begin_call(std::optional<std::int64_t> limit) {
   limit_ = limit;
   in_call_ = true;
   session_.progress.pass_end_is_boundary = limit.has_value();
-  // The last call may have taken a batch ahead that it did not use. It is the first batch of this call.
+  // begin_call() takes a batch before the call asks for it. If the last call has not asked, its batch is still there,
+  // and is the first batch of this call.
   if (first_ && *first_ != nullptr)
     ++taken_;
   else
@@ -197,7 +198,7 @@ Batch* ValidationBatches::first() {
   passes_->begin(epoch_);
   open_ = true;
   taken_ = 1;
-  return in_hand();
+  return current_batch();
 }
 
 Batch* ValidationBatches::next() {
@@ -205,10 +206,10 @@ Batch* ValidationBatches::next() {
   if (limit_ && taken_ >= *limit_) return end_pass(), nullptr;
   passes_->advance();
   ++taken_;
-  return in_hand();
+  return current_batch();
 }
 
-Batch* ValidationBatches::in_hand() {
+Batch* ValidationBatches::current_batch() {
   auto* const batch = passes_->current();
   if (batch == nullptr) end_pass();
   return batch;

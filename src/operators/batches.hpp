@@ -27,8 +27,8 @@ class TrainBatches final : public BatchSource {
   /// call.
   void set_passes(std::unique_ptr<Passes> passes);
   Passes* passes() const noexcept { return passes_.get(); }
-  /// While `keeps` is true, set_passes() and set_epoch_count() do not change the restored position: it was saved after
-  /// the calls that a resumed run repeats.
+  /// While `keeps` is true, set_passes() and set_epoch_count() do not change the position in the data. A resumed run
+  /// sets it while it repeats calls that register data: these were made before the restored position was saved.
   void keep_position(bool keeps) noexcept { keeps_position_ = keeps; }
   /// Throws an Error if a call for `limit` batches cannot begin. `has_model`: true if the operator has a model; only
   /// for the text of the error about missing data.
@@ -47,11 +47,13 @@ class TrainBatches final : public BatchSource {
   /// taken.
   bool has_open_pass() const noexcept { return open_; }
   std::int64_t batches_taken() const noexcept { return taken_; }
-  /// Restores has_open_pass() and batches_taken(). Call it after set_epoch_count().
+  /// Restores what has_open_pass() and batches_taken() returned when the checkpoint was saved: if a pass was open, the
+  /// next batch continues it. Call it after set_epoch_count().
   void restore(bool open, std::int64_t taken) {
     resumes_ = open;
     taken_ = taken;
   }
+  /// True if the next batch continues the pass that was open when the checkpoint was saved.
   bool resumes_open_pass() const noexcept { return resumes_; }
 
  private:
@@ -62,7 +64,7 @@ class TrainBatches final : public BatchSource {
   std::int64_t epochs_ = 0;
   bool in_call_ = false;
   bool open_ = false;
-  bool resumes_ = false;  ///< true if the next begin() must resume the pass that was open
+  bool resumes_ = false;  ///< true if the next Passes::begin() must continue the pass that the checkpoint has open
   bool keeps_position_ = false;
   std::optional<std::int64_t> limit_ = {};
   std::int64_t taken_ = 0;
@@ -75,7 +77,7 @@ class ValidationBatches final : public BatchSource {
   /// Replaces the passes. Throws an Error inside a call.
   void set_passes(std::unique_ptr<Passes> passes);
   Passes* passes() const noexcept { return passes_.get(); }
-  /// As in TrainBatches.
+  /// See TrainBatches::check_call().
   void check_call(std::optional<std::int64_t> limit, bool has_model) const;
   void begin_call(std::optional<std::int64_t> limit, std::int64_t epoch);
   void end_call();
@@ -84,7 +86,7 @@ class ValidationBatches final : public BatchSource {
 
  private:
   std::unique_ptr<Passes> passes_;
-  Batch* in_hand();
+  Batch* current_batch();
   void end_pass();
 
   std::int64_t epoch_ = 0;

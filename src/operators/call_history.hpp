@@ -25,7 +25,7 @@ bool changes_state(Call call) noexcept;
 struct CallRecord {
   Call call;
   Json result = {};             ///< null if the call was refused
-  bool registers_data = false;  ///< true if a resumed run must make the call again, since no checkpoint holds data
+  bool registers_data = false;  ///< true if the call has registered data, so that a resumed run must make it again
   std::optional<Error> refusal = {};  ///< the error with which the call was refused; it then has changed nothing
 };
 
@@ -41,7 +41,7 @@ class CallHistory {
   /// The saved result of main()'s next call; null if it is a new call.
   const CallRecord* next() const { return position_ < calls_.size() ? &calls_[position_] : nullptr; }
   /// Call it when main()'s call has ended, or when its saved result was returned.
-  void step() noexcept { ++position_; }
+  void advance() noexcept { ++position_; }
   /// Adds the result of main()'s current call, unless it was added already. (A call adds its result itself if its own
   /// checkpoint must hold it.)
   void add(CallRecord call);

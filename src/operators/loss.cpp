@@ -126,16 +126,16 @@ bool is_elementwise(const torch::nn::Module* criterion) {
                    KLDivLossImpl, PoissonNLLLossImpl, SoftMarginLossImpl>(criterion);
 }
 
-at::Tensor compute_loss(const char* doing, const OperatorRegistry& parts, const at::Tensor& output,
+at::Tensor compute_loss(const char* doing, const OperatorRegistry& registry, const at::Tensor& output,
                         const at::Tensor& target) {
-  if (parts.elementwise && output.sizes() != target.sizes()) refuse(doing, output, target);
-  if (!would_grow(output.sizes(), target.sizes())) return parts.criterion(output, target);
+  if (registry.elementwise && output.sizes() != target.sizes()) refuse(doing, output, target);
+  if (!would_grow(output.sizes(), target.sizes())) return registry.criterion(output, target);
   // The shapes alone are no error: a user's own criterion may bring output and target to the same shape itself.
   at::Tensor loss;
   bool broadcasts;
   {
     const BroadcastWatch watch(output, target);
-    loss = parts.criterion(output, target);
+    loss = registry.criterion(output, target);
     broadcasts = watch.has_seen_one();
   }
   if (broadcasts) refuse(doing, output, target);

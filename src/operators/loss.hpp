@@ -15,7 +15,7 @@ bool is_elementwise(const torch::nn::Module* criterion);
 
 /// Returns the loss by the registered criterion. Throws an Error (ExitCode::user_error) if output and target differ in
 /// shape although the criterion is elementwise, or if the criterion broadcasts them to a larger shape.
-at::Tensor compute_loss(const char* doing, const OperatorRegistry& parts, const at::Tensor& output,
+at::Tensor compute_loss(const char* doing, const OperatorRegistry& registry, const at::Tensor& output,
                         const at::Tensor& target);
 
 }  // namespace muster::detail::operators

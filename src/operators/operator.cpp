@@ -27,7 +27,7 @@ std::string name_of(const char* kind, std::size_t number, std::size_t all) {
 std::string in_quotes(const std::string& name) { return '"' + name + '"'; }
 
 /// Splits a batch of `passes` into features and target. Logs once which columns these are.
-std::pair<std::vector<at::Tensor>, at::Tensor> split(const char* doing, OperatorRegistry& parts, Passes* passes,
+std::pair<std::vector<at::Tensor>, at::Tensor> split(const char* doing, OperatorRegistry& registry, Passes* passes,
                                                      const Batch& batch) {
   std::vector<at::Tensor> features;
   std::vector<std::string> names;
@@ -48,7 +48,7 @@ std::pair<std::vector<at::Tensor>, at::Tensor> split(const char* doing, Operator
   const auto target_name = names.back();
   names.pop_back();
   const auto told = "the target is the column " + target_name + ", the features are " + data::joined(names);
-  if (std::exchange(parts.logged_columns, told) != told && parts.session.world_rank() == 0) log::info(told);
+  if (std::exchange(registry.logged_columns, told) != told && registry.session.world_rank() == 0) log::info(told);
   return {std::move(features), std::move(target)};
 }
 
@@ -89,17 +89,17 @@ std::vector<std::string> column_names(const BatchColumns& columns, data::Source&
   return names;
 }
 
-void require_one_of_each(const OperatorRegistry& parts, const char* doing, const char* method) {
+void require_one_of_each(const OperatorRegistry& registry, const char* doing, const char* method) {
   const auto remedy = str("Override ", method);
-  if (parts.models.empty())
+  if (registry.models.empty())
     throw Error(ExitCode::user_error, doing, "the operator has no model",
                 str("Call register_training() in its setup(), or ", "override ", method));
-  if (parts.models.size() > 1 || parts.optimizers.size() > 1)
+  if (registry.models.size() > 1 || registry.optimizers.size() > 1)
     throw Error(ExitCode::user_error, doing,
-                str("it has ", parts.models.size(), " models and ", parts.optimizers.size(),
+                str("it has ", registry.models.size(), " models and ", registry.optimizers.size(),
                     " optimizers, and the default method takes one"),
                 remedy);
-  if (!parts.criterion) throw Error(ExitCode::user_error, doing, "no criterion was registered", remedy);
+  if (!registry.criterion) throw Error(ExitCode::user_error, doing, "no criterion was registered", remedy);
 }
 
 }  // namespace
@@ -113,7 +113,7 @@ OperatorRegistry::OperatorRegistry(session::SessionState& state_, Session& sessi
       scaler(new GradScaler(session.grad_scaler({.enabled = options.use_fp16 && session.get_device().is_cuda()}))),
       train(state) {}
 
-StateEntries OperatorRegistry::state_entries(TrainingOperator& its) {
+StateEntries OperatorRegistry::state_entries(TrainingOperator& owner) {
   StateEntries all;
   const auto add = [&](const char* kind, const auto& objects, auto&& entry) {
     for (std::size_t i = 0; i < objects.size(); ++i)
@@ -125,17 +125,18 @@ StateEntries OperatorRegistry::state_entries(TrainingOperator& its) {
   add("scheduler", schedulers, object);
   add("plateau_scheduler", plateaus, object);
   if (scaler->is_enabled()) all.emplace_back("scaler", *scaler);
-  all.emplace_back("operator", StateEntry([&its] { return its.state_dict(); },
-                                          [&its](const StateDict& saved) { its.load_state_dict(saved); }));
+  all.emplace_back("operator", StateEntry([&owner] { return owner.state_dict(); },
+                                          [&owner](const StateDict& saved) { owner.load_state_dict(saved); }));
   all.emplace_back(
-      "progress", StateEntry(
-                      [this, &its] {
-                        return StateDict{.values = {{"epochs", train.epoch_count()}, {"global_step", its.global_step}}};
-                      },
-                      [this, &its](const StateDict& saved) {
-                        train.set_epoch_count(saved.values.at("epochs"));
-                        its.global_step = saved.values.at("global_step");
-                      }));
+      "progress",
+      StateEntry(
+          [this, &owner] {
+            return StateDict{.values = {{"epochs", train.epoch_count()}, {"global_step", owner.global_step}}};
+          },
+          [this, &owner](const StateDict& saved) {
+            train.set_epoch_count(saved.values.at("epochs"));
+            owner.global_step = saved.values.at("global_step");
+          }));
   return all;
 }
 
@@ -163,10 +164,10 @@ void refuse_features(std::size_t number) {
 using detail::operators::OperatorRegistry;
 
 OperatorLoader::OperatorLoader(Dataset dataset, BatchOptions options, BatchColumns columns)
-    : make_([dataset, options, columns](OperatorRegistry& parts, const detail::operators::PassesOptions& of) {
+    : make_([dataset, options, columns](OperatorRegistry& registry, const detail::operators::PassesOptions& of) {
         const std::string name = of.training ? "train" : "validation";
-        auto workers = parts.state.workers;
-        auto& data = parts.state.data;
+        auto workers = registry.state.workers;
+        auto& data = registry.state.data;
         const auto& source = detail::data::source_of(dataset);
         detail::run::require_same_data(workers.control, workers.size(), {{name, source->fingerprint()}});
         detail::data::share_chunks(workers.control, {&source, 1});
@@ -201,7 +202,8 @@ OperatorRegistry& TrainingOperator::parts() const {
 
 namespace {
 
-/// Adds the results of a batch, weighted by `samples`, which is 0 for an empty batch, or by their own num_samples.
+/// Adds the results of a batch, weighted by their own num_samples; without it, by `samples`, which is 0 for an empty
+/// batch.
 void add_results(AverageMeterCollection& meters, const Metrics& results, std::int64_t samples) {
   meters.update(results, results.contains("num_samples") ? std::nullopt : std::optional(samples));
 }
@@ -209,11 +211,11 @@ void add_results(AverageMeterCollection& meters, const Metrics& results, std::in
 }  // namespace
 
 Metrics TrainingOperator::train_epoch(OperatorBatches& batches, const EpochInfo& info) {
-  auto& its = parts();
-  for (const auto& model : its.models) model->train();
+  auto& registry = parts();
+  for (const auto& model : registry.models) model->train();
   const auto step_schedulers = [&](SchedulerStepFreq moment) {
     if (scheduler_step_freq() != moment) return;
-    for (const auto& scheduler : its.schedulers) scheduler->step();
+    for (const auto& scheduler : registry.schedulers) scheduler->step();
   };
   AverageMeterCollection meters;
   BatchInfo batch_info{info};
@@ -230,17 +232,18 @@ Metrics TrainingOperator::train_epoch(OperatorBatches& batches, const EpochInfo&
 }
 
 Metrics TrainingOperator::train_batch(Batch& batch, const BatchInfo&) {
-  auto& its = parts();
-  detail::operators::require_one_of_each(its, "training a batch", "train_batch()");
-  if (its.optimizers.empty())
+  auto& registry = parts();
+  detail::operators::require_one_of_each(registry, "training a batch", "train_batch()");
+  if (registry.optimizers.empty())
     throw Error(ExitCode::user_error, "training a batch", "no optimizer was registered", "Override train_batch()");
-  const auto [features, target] = detail::operators::split("training a batch", its, its.train.passes(), batch);
-  auto& optimizer = *its.optimizers.front();
+  const auto [features, target] =
+      detail::operators::split("training a batch", registry, registry.train.passes(), batch);
+  auto& optimizer = *registry.optimizers.front();
   at::Tensor loss;
   {
     const auto time = timers.record("fwd");
     const auto cast = autocast();
-    loss = detail::operators::compute_loss("training a batch", its, its.forward(features), target);
+    loss = detail::operators::compute_loss("training a batch", registry, registry.forward(features), target);
   }
   {
     const auto time = timers.record("grad");
@@ -268,15 +271,16 @@ Metrics TrainingOperator::validate(OperatorBatches& batches, const EpochInfo& in
 }
 
 Metrics TrainingOperator::validate_batch(Batch& batch, const BatchInfo&) {
-  auto& its = parts();
-  detail::operators::require_one_of_each(its, "validating a batch", "validate_batch()");
-  const auto [features, target] = detail::operators::split("validating a batch", its, its.validation.passes(), batch);
+  auto& registry = parts();
+  detail::operators::require_one_of_each(registry, "validating a batch", "validate_batch()");
+  const auto [features, target] =
+      detail::operators::split("validating a batch", registry, registry.validation.passes(), batch);
   at::Tensor output, loss;
   {
     const auto time = timers.record("eval_fwd");
     const auto cast = autocast();
-    output = its.forward(features);
-    loss = detail::operators::compute_loss("validating a batch", its, output, target);
+    output = registry.forward(features);
+    loss = detail::operators::compute_loss("validating a batch", registry, output, target);
   }
   double accuracy = std::nan("");
   if (at::isIntegralType(target.scalar_type(), /*includeBool=*/true) && output.dim() == target.dim() + 1 &&
@@ -286,11 +290,12 @@ Metrics TrainingOperator::validate_batch(Batch& batch, const BatchInfo&) {
 }
 
 void TrainingOperator::register_data(OperatorLoader train_loader, std::optional<OperatorLoader> validation_loader) {
-  auto& its = parts();
-  const bool split = its.options.add_dist_sampler;
-  ++its.data_registration_count;
-  its.train.set_passes(train_loader.make_(its, {.training = true, .split = split}));
-  if (validation_loader) its.validation.set_passes(validation_loader->make_(its, {.training = false, .split = split}));
+  auto& registry = parts();
+  const bool split = registry.options.add_dist_sampler;
+  ++registry.data_registration_count;
+  registry.train.set_passes(train_loader.make_(registry, {.training = true, .split = split}));
+  if (validation_loader)
+    registry.validation.set_passes(validation_loader->make_(registry, {.training = false, .split = split}));
 }
 
 void TrainingOperator::check_registration(bool has_schedulers, const Json& apex_args) const {
@@ -327,7 +332,8 @@ void TrainingOperator::add_optimizer(std::shared_ptr<torch::optim::Optimizer> op
 }
 
 void TrainingOperator::add_scheduler(std::shared_ptr<torch::optim::LRScheduler> scheduler) {
-  // Only for StepLR: a user's own scheduler may do something in its first step.
+  // PyTorch's schedulers make a first step, which changes nothing, when they are constructed; libtorch's do not, so
+  // StepLR would decay one step late. Only for StepLR: a user's own scheduler may change something in its first step.
   if (dynamic_cast<const torch::optim::StepLR*>(scheduler.get()) && (*scheduler).*detail::optim::StepCount::of == 0)
     scheduler->step();
   parts().schedulers.push_back(std::move(scheduler));

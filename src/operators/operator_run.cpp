@@ -18,7 +18,7 @@
 namespace muster::detail::operators {
 namespace {
 
-/// Ranks that do not train wait without a timeout.
+/// Timeout of ranks that do not train: longer than any call takes.
 constexpr std::chrono::hours no_timeout{24 * 365};
 
 bool choose_gpu(UseGpu option, const Communicator& world) {
@@ -116,7 +116,7 @@ void OperatorRun::refuse_calls(const std::string& fact) {
 }
 
 Json OperatorRun::replay(Call call, const CallRecord& before) {
-  history_.step();
+  history_.advance();
   if (history_.next() == nullptr && worker_) worker_->end_replay();
   if (before.call == call && before.refusal) throw *before.refusal;
   if (before.call == call) return before.result;
@@ -132,7 +132,7 @@ Json OperatorRun::run_or_replay(Call call, const Check& check, const Work& work)
   });
   if (refusal) {
     history_.add({.call = call, .refusal = refusal});
-    history_.step();
+    history_.advance();
     throw *refusal;
   }
   // Workers add the result to the history before they save their state. The add() below is for the ranks that do not
@@ -144,7 +144,7 @@ Json OperatorRun::run_or_replay(Call call, const Check& check, const Work& work)
   }
   const auto result = json_from_text(text);
   history_.add({.call = call, .result = result});
-  history_.step();
+  history_.advance();
   return result;
 }
 

@@ -72,6 +72,7 @@ class OperatorRun {
   std::unique_ptr<OperatorWorker> worker_;  ///< null if this rank does not train
   bool of_trial_ = false;  ///< true in a trial of a sweep, which reports its steps instead of its calls
   bool ended_ = false;     ///< true if a callback has ended training
+  /// Number of exceptions under way when the trainer was made. If there are more in the destructor, one destroys it.
   const int exceptions_ = std::uncaught_exceptions();
 };
 

@@ -44,7 +44,7 @@ Json OperatorTrainerBase::apply_operators(const std::function<Json(TrainingOpera
 
 Result OperatorTrainerBase::run_trial(std::int64_t num_iterations, const std::function<Json(std::int64_t)>& step) {
   const auto has_validation = [](OperatorWorker& worker) {
-    return std::string(worker.parts().validation.passes() != nullptr ? "yes" : "");
+    return std::string(worker.registry().validation.passes() != nullptr ? "yes" : "");
   };
   return run_->run_trial(num_iterations, [&](std::int64_t iteration) {
     if (step) return step(iteration);
@@ -92,7 +92,7 @@ void OperatorTrainerBase::shutdown(bool force) { run_->shutdown(force); }
 TrainingOperator& OperatorTrainerBase::local_operator() { return run_->worker().training_operator(); }
 
 std::shared_ptr<torch::nn::Module> OperatorTrainerBase::model_of(bool to_cpu, std::size_t number) {
-  const auto& models = run_->worker().parts().models;
+  const auto& models = run_->worker().registry().models;
   if (number >= models.size())
     throw Error(ExitCode::usage, detail::str("asking for model ", number),
                 detail::str("the operator has registered ", models.size()), "Numbers begin with 0");

@@ -30,8 +30,8 @@ namespace fs = std::filesystem;
 /// later than the state that main() got from the same call before the run was resumed.
 constexpr const char* stale_key = "gone";
 
-/// Returns the configuration of one worker: BATCH_SIZE, the number of samples per step, divided by the number of
-/// workers.
+/// Returns the configuration of one worker: BATCH_SIZE, the number of samples per step, is divided by the number of
+/// workers, and missing workers count.
 Config divide_batch_size(Config config, const run::ResolvedOptions& resolved) {
   const auto found = config.find(BATCH_SIZE);
   if (found == config.end()) return config;
@@ -118,16 +118,16 @@ void OperatorWorker::open(const Make& make, const OperatorTrainerOptions& option
   const auto config = divide_batch_size(state.resolved.options.train_loop_config, state.resolved);
   OperatorRegistry::attach(*operator_,
                            std::make_unique<OperatorRegistry>(state, session_.user_session(), options, config));
-  operator_->setup(parts().config);
-  entries_ = parts().state_entries(*operator_);
+  operator_->setup(registry().config);
+  entries_ = registry().state_entries(*operator_);
   auto all = entries_;
   all.emplace_back("calls", StateEntry(
                                 [this] {
-                                  const auto& source = parts().train;
+                                  const auto& source = registry().train;
                                   return StateDict{.tensors = {{"done", history_.bytes()}},
                                                    .values = {{"open", source.has_open_pass()},
                                                               {"taken", source.batches_taken()},
-                                                              {"training", training_}}};
+                                                              {"training", is_training_}}};
                                 },
                                 [this](const StateDict& saved) {
                                   const auto done = saved.tensors.find("done");
@@ -135,13 +135,13 @@ void OperatorWorker::open(const Make& make, const OperatorTrainerOptions& option
                                     throw Error(ExitCode::data, "restoring the calls of an operator's trainer",
                                                 "the checkpoint has none", "Choose another --name to begin anew");
                                   history_.restore(done->second);
-                                  parts().train.restore(saved.values.at("open"), saved.values.at("taken"));
-                                  training_ = saved.values.value("training", false);
+                                  registry().train.restore(saved.values.at("open"), saved.values.at("taken"));
+                                  is_training_ = saved.values.value("training", false);
                                 }));
   run_entries_ = std::make_shared<const StateEntries>(std::move(all));
   if (!state.restore(run_entries_)) return;
-  // No pass is open: the saved calls belong to the epoch of the last pass, so the position must be in it, too.
-  if (auto& source = parts().train; !source.resumes_open_pass()) source.set_epoch_count(source.epoch_count());
+  // If no pass is open, the saved calls belong to the epoch of the last pass, so the position must be in it, too.
+  if (auto& source = registry().train; !source.resumes_open_pass()) source.set_epoch_count(source.epoch_count());
   random_state_ = session::generator_state(state.workers.device);
 }
 
@@ -150,7 +150,7 @@ std::string OperatorWorker::make_call(Call call, const std::function<Json(Operat
   try {
     const auto result = work(*this);
     history_.add({.call = call, .result = result});
-    changed_ = changed_ || changes_state(call);
+    has_unsaved_change_ = has_unsaved_change_ || changes_state(call);
     return json_text_lossy(result);
   } catch (const session::TrainingEndedByCallback&) {
     return {};
@@ -158,7 +158,7 @@ std::string OperatorWorker::make_call(Call call, const std::function<Json(Operat
 }
 
 void OperatorWorker::end_replay() {
-  if (!training_) restore_random_state();
+  if (!is_training_) restore_random_state();
 }
 
 void OperatorWorker::restore_random_state() {
@@ -169,7 +169,7 @@ Metrics OperatorWorker::row_metrics(const Json& result) const {
   Metrics metrics;
   for (const auto& [name, value] : result.items())
     if (name != "num_samples" && (!value.is_object() || is_reserved(name))) metrics.emplace(name, Metric(value));
-  metrics.emplace("epoch", parts().train.epoch_count());  // does not replace a metric of this name from the user
+  metrics.emplace("epoch", registry().train.epoch_count());  // does not replace a metric of this name from the user
   return metrics;
 }
 
@@ -179,7 +179,7 @@ Json OperatorWorker::finish_call(Call call, const Metrics& own, bool reduce, boo
     of_workers.push_back(json_from_cbor(bytes));
   const auto mean = reduce_over_workers(of_workers);
   auto result = reduce ? mean : list_over_workers(of_workers);
-  training_ = false;
+  is_training_ = false;
   history_.add({.call = call, .result = json_from_text(json_text_lossy(result))});
   if (!reports_calls_) return result;
   if (saves)
@@ -193,18 +193,18 @@ void OperatorWorker::check(const TrainOptions& options) {
   require_same(workers().control, "train()", options);
   if (options.max_retries < 0)
     throw Error(ExitCode::usage, "training", str("max_retries is ", options.max_retries), "Give 0 or more");
-  parts().train.check_call(options.num_steps, !parts().models.empty());
+  registry().train.check_call(options.num_steps, !registry().models.empty());
 }
 
 Json OperatorWorker::train(const TrainOptions& options) {
   const watch::ScopedCallName training("train");
   auto& state = session_.state();
-  auto& source = parts().train;
+  auto& source = registry().train;
   if (has_ended()) throw session::TrainingEndedByCallback();
   update_params(state.resolved.world(), run_, options.max_retries, /*trains=*/true);
-  if (std::exchange(training_, true)) restore_random_state();
-  if (std::exchange(changed_, false) && saves_checkpoints_) {
-    state.models.synchronise_buffers();
+  if (std::exchange(is_training_, true)) restore_random_state();
+  if (std::exchange(has_unsaved_change_, false) && saves_checkpoints_) {
+    state.models.synchronise_statistics();
     state.outputs.wait_for_save();
     state.saver.save({.entries = run_entries_.get(), .must_wait = state.stopper.is_known()});
   }
@@ -221,18 +221,18 @@ Json OperatorWorker::train(const TrainOptions& options) {
 
 void OperatorWorker::check(const ValidateOptions& options) {
   require_same(workers().control, "validate()", options);
-  parts().validation.check_call(options.num_steps, !parts().models.empty());
+  registry().validation.check_call(options.num_steps, !registry().models.empty());
 }
 
 Json OperatorWorker::validate(const ValidateOptions& options) {
   const watch::ScopedCallName validating("validate");
-  auto& source = parts().validation;
-  const auto epoch = std::max<std::int64_t>(0, parts().train.epoch_count() - 1);
+  auto& source = registry().validation;
+  const auto epoch = std::max<std::int64_t>(0, registry().train.epoch_count() - 1);
   source.begin_call(options.num_steps, epoch);
   const auto own = [&] {
     const at::NoGradGuard no_grad;
     std::vector<std::unique_ptr<Evaluation>> modes;
-    for (const auto& model : parts().models)
+    for (const auto& model : registry().models)
       modes.emplace_back(new Evaluation(session_.user_session().evaluation(model)));
     return run_timed(operator_->timers, options.profile, "validation", [&] {
       OperatorBatches batches(source);
@@ -256,43 +256,43 @@ Json OperatorWorker::gather(const Json& own) {
 }
 
 Json OperatorWorker::apply(const std::function<Json(TrainingOperator&)>& function) {
-  const auto before = parts().data_registration_count;
+  const auto before = registry().data_registration_count;
   auto result = gather(function(*operator_));
-  if (parts().data_registration_count != before)
+  if (registry().data_registration_count != before)
     history_.add({.call = Call::apply_all_operators, .result = result, .registers_data = true});
   return result;
 }
 
 void OperatorWorker::register_again(const std::function<Json(TrainingOperator&)>& function) {
-  parts().train.keep_position(true);
+  registry().train.keep_position(true);
   // The function may change the operator's state, too, so the state from before is restored.
   state::gather(entries_);
   auto state = state::collect(entries_);
   for (auto& [path, tensor] : state.tensors) tensor = tensor.clone();
   function(*operator_);
   restore(state);
-  parts().train.keep_position(false);  // not reached after an exception, which ends the trainer
+  registry().train.keep_position(false);  // not reached after an exception, which ends the trainer
 }
 
 void OperatorWorker::require_plateau_scheduler() const {
-  if (parts().plateaus.empty())
+  if (registry().plateaus.empty())
     throw Error(ExitCode::user_error, "updating the scheduler with a metric", "no registered scheduler takes a metric",
                 "Register a torch::optim::ReduceLROnPlateauScheduler");
 }
 
 Json OperatorWorker::update_scheduler(double metric) {
   const auto bytes = workers().control.broadcast(json_to_cbor(metric));
-  for (const auto& scheduler : parts().plateaus) scheduler->step(json_from_cbor(bytes).get<float>());
+  for (const auto& scheduler : registry().plateaus) scheduler->step(json_from_cbor(bytes).get<float>());
   return {};
 }
 
 StateDict OperatorWorker::state_dict() {
-  session_.state().models.synchronise_buffers();
+  session_.state().models.synchronise_statistics();
   state::gather(entries_);
   auto state = state::collect(entries_);
   for (auto& [path, tensor] : state.tensors)
     tensor = tensor.detach().to(at::kCPU, /*non_blocking=*/false, /*copy=*/true);
-  if (history_.next() != nullptr || parts().train.batches_taken() > 0) state.values["progress"][stale_key] = true;
+  if (history_.next() != nullptr || registry().train.batches_taken() > 0) state.values["progress"][stale_key] = true;
   return state;
 }
 
@@ -314,7 +314,7 @@ Json OperatorWorker::restore(const StateDict& saved) {
 }
 
 void OperatorWorker::save(const fs::path& path) {
-  session_.state().models.synchronise_buffers();
+  session_.state().models.synchronise_statistics();
   comm::run_on_root(workers().control, [&] {
     const auto whole = run::absolute_path(path);
     restore_directory(whole);

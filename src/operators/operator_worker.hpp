@@ -33,11 +33,11 @@ class OperatorWorker {
   void open(const Make& make, const OperatorTrainerOptions& options);
   session::OpenSession& session() noexcept { return session_; }
   TrainingOperator& training_operator() const noexcept { return *operator_; }
-  OperatorRegistry& parts() const { return OperatorRegistry::of(*operator_); }
+  OperatorRegistry& registry() const { return OperatorRegistry::of(*operator_); }
   bool has_ended() noexcept { return session_.state().callback_end.has_ended(); }
 
-  /// Makes main()'s next call: runs `work`, adds its result to the history, and returns it as text. Empty if a callback
-  /// has ended training.
+  /// Makes main()'s next call: runs `work`, adds its result to the history, and returns it as text. The text is empty
+  /// if a callback has ended training.
   std::string make_call(Call call, const std::function<Json(OperatorWorker&)>& work);
   /// Call it when the last saved result was returned. Restores the random state, so that main() draws the same random
   /// numbers as in a run that was not interrupted. If the checkpoint was saved inside train(), train() restores it.
@@ -45,7 +45,7 @@ class OperatorWorker {
   /// Makes this worker run a trial of a sweep: the session then reports the trial's steps instead of the calls.
   void begin_trial() noexcept { reports_calls_ = false; }
 
-  // The calls. check() throws an Error to refuse a call before anything is changed.
+  // The calls of main(). Each check() throws an Error to refuse a call before anything is changed.
   void check(const TrainOptions& options);
   Json train(const TrainOptions& options);
   void check(const ValidateOptions& options);
@@ -68,7 +68,7 @@ class OperatorWorker {
   Json report_step(const Json& result);
 
  private:
-  const session::WorkerContext& workers() const noexcept { return parts().state.workers; }
+  const session::WorkerContext& workers() const noexcept { return registry().state.workers; }
   /// Throws an Error if a saved state does not fit the operator. The operator's own load functions may refuse a state
   /// that fits.
   void require_fit(const StateDict& saved) const;
@@ -91,12 +91,12 @@ class OperatorWorker {
   std::shared_ptr<const StateEntries> run_entries_;  ///< the entries of the run's checkpoints: entries_ and the calls
   const bool saves_checkpoints_;
   bool reports_calls_ = true;
-  bool changed_ = false;      ///< true if a call other than train() has changed the state since it was saved
-  bool training_ = false;     ///< true during a call of train()
+  bool has_unsaved_change_ = false;  ///< true if a call other than train() has changed the state since it was saved
+  bool is_training_ = false;  ///< true during a call of train(), and until one if the checkpoint was saved in train()
   std::string random_state_;  ///< random state of the checkpoint; empty when it was restored
 };
 
-/// Updates params.json on rank 0: the number of retries, for `muster run`, and, with `trains`, that the run is not
+/// Updates params.json on rank 0: under `muster run`, the number of retries; if `trains` is true, that the run is not
 /// finished.
 void update_params(const Communicator& world, run::RunFolder& run, int max_retries, bool trains = false);
 

@@ -36,10 +36,12 @@ struct OperatorRegistry {
   ValidationBatches validation;
 
   /// Gives the operator its registry, before setup().
-  static void attach(TrainingOperator& to, std::unique_ptr<OperatorRegistry> parts) { to.parts_ = std::move(parts); }
-  static OperatorRegistry& of(TrainingOperator& its) { return its.parts(); }
+  static void attach(TrainingOperator& to, std::unique_ptr<OperatorRegistry> registry) {
+    to.parts_ = std::move(registry);
+  }
+  static OperatorRegistry& of(TrainingOperator& owner) { return owner.parts(); }
   /// Returns the entries of trainer.state_dict().
-  StateEntries state_entries(TrainingOperator& its);
+  StateEntries state_entries(TrainingOperator& owner);
 };
 
 }  // namespace muster::detail::operators

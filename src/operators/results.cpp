@@ -109,8 +109,9 @@ Json finite_or_null(const Json& value) {
   return value.is_number_float() && !std::isfinite(value.get<double>()) ? Json(nullptr) : value;
 }
 
-/// Sets the weights of the last values. Only workers with samples in the last batch count. If the last batch was empty
-/// on all workers, their last values come from earlier batches, and all count equally.
+/// Sets the weights of the metrics last_NAME, which are those of the last batch. Only workers with samples in the last
+/// batch count. If it was empty on all workers, the values come from earlier batches, and all workers that had samples
+/// in any batch count equally.
 std::vector<Json> with_last_values(std::vector<Json> of_workers) {
   std::set<std::string> counted;
   for (const auto& worker : of_workers)

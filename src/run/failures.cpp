@@ -22,7 +22,8 @@ constexpr std::chrono::seconds longest_wait{60};
 
 std::filesystem::path file_of(const std::filesystem::path& run) { return run / ".failures.json"; }
 
-/// Replaces the checksums of the pieces that hold the random state by checksums with zeros in place of that state.
+/// Replaces the checksums of those pieces of the state file that hold the random state: computes them anew, with zeros
+/// in place of the random state.
 void leave_out_random_state(checkpoint::Manifest& manifest, const std::filesystem::path& folder) {
   const auto random =
       std::ranges::find(manifest.tensors, std::string_view(checkpoint::random_name), &checkpoint::TensorEntry::name);

@@ -25,7 +25,7 @@ struct RunPoint {
   std::int64_t epoch = 0;
   std::int64_t training_iteration = 0;
   std::int64_t rollbacks = 0;  ///< number of times that the user has rolled the run back
-  std::string content = {};    ///< CRC-32 over what the program has saved, without the random state; empty if nothing
+  std::string content = {};    ///< CRC-32 over the saved state and files, without the random state; empty if none
 
   /// True if training has come further than `before`: to a later batch or epoch, or, if no batches are counted, to a
   /// later report, unless it has saved the same again. Also true if the user has rolled the run back since `before`.
@@ -46,10 +46,11 @@ struct Failures {
   /// For each run, the furthest point at any failure so far; empty if there was no checkpoint.
   RunPoints furthest = {};
 
-  /// Returns the failures with one more. `now`: how far the runs have come. If that is progress, counts this failure as
-  /// the first.
+  /// Returns these failures and one more. `now`: how far the runs have come. If that is progress, the count begins
+  /// again with 1.
   MUSTER_INTERNAL_API Failures with_one_more(const RunPoints& now) const;
-  /// True if `max_failures` (FailureConfig::max_failures or --max-failures) allows another try. -1 always does.
+  /// True if `max_failures` (FailureConfig::max_failures or --max-failures) allows another try. A negative number
+  /// always does.
   bool may_retry(int max_failures) const noexcept { return max_failures < 0 || count <= max_failures; }
 };
 
@@ -66,19 +67,19 @@ int newest_checkpoint_index(const std::filesystem::path& run);
 /// Returns the point of the newest checkpoint in the run's folder that can be read and is not rolled back; none if
 /// there is none.
 MUSTER_INTERNAL_API std::optional<RunPoint> point_of(const std::filesystem::path& run);
-/// Returns point_of() the run under the empty name; no point if there is no checkpoint.
+/// Returns the result of point_of() under the empty name; an empty map if point_of() returns none.
 MUSTER_INTERNAL_API RunPoints points_of(const std::filesystem::path& run);
 
-/// Returns `before` with one more failure, by the progress in the run's folder. If the folder cannot be read, that
-/// counts as no progress.
+/// Returns `before` with one more failure. `points` reads from the folder `run` how far the run, or the runs of a
+/// sweep, have come. If the folder cannot be read, that counts as no progress.
 MUSTER_INTERNAL_API Failures add_failure(const Failures& before, const std::filesystem::path& run,
                                          RunPoints (*points)(const std::filesystem::path&) = points_of);
 
-/// Returns the failures in `.failures.json` in the run's folder; none if it cannot be read, or unless the `muster run`
-/// with the ID `supervisor` has written it.
+/// Returns the failures in `.failures.json` in the run's folder. Returns none if the file is missing or cannot be read,
+/// or if a `muster run` with another ID than `supervisor` has written it.
 MUSTER_INTERNAL_API std::optional<Failures> read_failures(const std::filesystem::path& run,
                                                           const std::string& supervisor);
-/// Writes `.failures.json`. It belongs to the last `muster run` of the run.
+/// Writes `.failures.json`, for later processes of the `muster run` with the ID `supervisor`.
 MUSTER_INTERNAL_API void write_failures(const std::filesystem::path& run, const std::string& supervisor,
                                         const Failures& failures);
 

@@ -26,7 +26,7 @@ Json known(const Json& json, const Json& plain) {
   return result;
 }
 
-/// Returns for each option the given value if it differs from the default, else the saved value.
+/// Returns for each option the given value if it is neither empty nor the default `plain`, else the saved value.
 Json merged(const Json& given, const Json& plain, const Json& saved) {
   if (is_whole(plain)) return given.empty() || given == plain ? saved : given;
   Json result;

@@ -15,8 +15,9 @@
 namespace muster::detail::run {
 namespace {
 
-/// Returns the number of workers. `full_worker_count`: before the call, the number of ranks of a full launch, or 0 if
-/// no ranks may be missing; after the call, the number of workers that a full launch would have, or 0.
+/// Returns the number of workers. `full_worker_count`: before the call, the number of ranks of a launch in which none
+/// is missing, or 0 if no ranks may be missing; after the call, the number of workers that such a launch would have, or
+/// 0.
 int count_workers(const Launch& launch, const ScalingConfig& scaling, int& full_worker_count) {
   const auto& asked = scaling.num_workers;
   const bool range = asked.is_range() && !launch.flags().workers;
@@ -59,8 +60,8 @@ void require_utf8(const std::string& text, const char* option) {
     throw Error(ExitCode::usage, str("reading CheckpointConfig::", option), "it is not UTF-8", "Choose another one");
 }
 
-/// Returns the options that must be equal on all ranks. Not among them: rank 0's name, storage path, settings and
-/// metadata, which are used on all ranks; logging, threads and the fast tier, which may differ between hosts.
+/// Returns the options that must be equal on all ranks. Not among them are the name, the storage path, the settings and
+/// the metadata, since all ranks use rank 0's; and logging, threads and the fast tier, which may differ between hosts.
 Json comparable(const TrainerOptions& options) {
   Json same = options.scaling_config;
   const Json run = options.run_config;

@@ -1,4 +1,4 @@
-// The options of a trainer, combined with the command line's flags, and with a value for every default.
+// The options of a trainer, combined with the command line's flags, and with a value for what both leave open.
 #pragma once
 
 #include "base/export.hpp"
@@ -12,8 +12,8 @@ namespace muster::detail::run {
 
 struct ResolvedOptions {
   const Launch& launch;                          ///< must not be used on a validation's thread, which may outlive it
-  LaunchFlags flags = {};                        ///< of the launch
-  int cpus_per_rank = 1;                         ///< of the launch
+  LaunchFlags flags = {};                        ///< Launch::flags()
+  int cpus_per_rank = 1;                         ///< Launch::cpus_per_rank()
   TrainerOptions options;                        ///< the options with --config and --set applied
   std::shared_ptr<const BackendConfig> backend;  ///< null if there is no backend
   int worker_count = 1;        ///< the workers are the lowest ranks of the launch; the other ranks do not train
@@ -21,7 +21,7 @@ struct ResolvedOptions {
   int threads_per_worker = 1;  ///< torch threads of each worker
   std::chrono::milliseconds timeout{};      ///< how long ranks wait for each other
   Progress progress = Progress::automatic;  ///< how progress is shown
-  std::int64_t first_epoch = 0;             ///< the field `epoch` in the row of the run's first report
+  std::int64_t first_epoch = 0;             ///< value of the field `epoch` in rows of the run's first epoch
 
   const Communicator& world() const noexcept { return launch.communicator(); }
   /// True if this rank is a worker.
@@ -30,8 +30,8 @@ struct ResolvedOptions {
   step::MicroBatchShare share_of(int worker) const;
 };
 
-/// Returns the options; those in which ranks must agree are equal on all ranks. Throws an Error if they differ, or if
-/// options are invalid. Collective over the launch.
+/// Combines the trainer's options with the flags of the launch. Throws an Error if options are invalid, or if ranks
+/// give different values to options that must be equal on all ranks. Collective over the launch.
 MUSTER_INTERNAL_API ResolvedOptions resolve(const Launch& launch, const TrainerOptions& options,
                                             std::shared_ptr<const BackendConfig> backend);
 

@@ -69,11 +69,11 @@ bool take(const std::filesystem::path& folder) {
   return descriptor >= 0 || errno != EEXIST;
 }
 
-/// Returns a name without and with a number. In a Slurm job it is PROGRAM_JOB, otherwise PROGRAM_TIME with the time
-/// when `muster run` began, or else of this process's first run; if another start has that name, .2, .3, … is appended.
-/// The number is for further runs of the same process: NAME_2, NAME_3, ….
+/// Returns NAME, the name of this process's first run, and the name of its present run: NAME, then NAME_2, NAME_3, …
+/// for further runs. In a Slurm job, NAME is PROGRAM_JOB; otherwise PROGRAM_TIME, with the time when `muster run` began
+/// or, without it, when this process began its first run. If another start has this name, .2, .3, … is appended to it.
 std::pair<std::string, std::string> default_name(const std::string& program, const std::filesystem::path& storage) {
-  static std::map<std::filesystem::path, std::string> names;  // without the number, for each storage and program
+  static std::map<std::filesystem::path, std::string> names;  // NAME for each storage and program
   static std::set<std::filesystem::path> taken;               // names that this process has used
   auto& own = names[storage / program];
   if (own.empty()) {

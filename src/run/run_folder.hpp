@@ -50,8 +50,8 @@ class MUSTER_INTERNAL_API RunFolder {
   const std::filesystem::path& path() const noexcept { return path_; }
   const std::string& name() const noexcept { return name_; }
   /// Returns "Start it again with --name NAME to go on", a remedy for a program that was stopped. NAME is the name of
-  /// the program's first run, from which the names of its later runs follow. Without "with --name NAME" if the program
-  /// itself gives the name.
+  /// the program's first run, from which the names of its later runs follow. If the program itself gives the name, the
+  /// text is "Start it again to go on".
   const std::string& how_to_go_on() const noexcept { return how_to_go_on_; }
 
   /// True if `path` lies in the run of an earlier trainer of this launch with the same --name. Then --resume `path` is
@@ -78,9 +78,9 @@ class MUSTER_INTERNAL_API RunFolder {
   /// Writes the root cause of a failure to error.txt. If that fails, only logs a warning, so that the cause is not
   /// hidden. Call it on one rank.
   void write_error(const std::string& text) const noexcept;
-  /// The same for lost ranks. Each rank that notices lost ranks calls it before it ends the job. It first waits for
-  /// RanksMissing::report_delay(), which differs between ranks: the first rank that writes ends the job, so only one
-  /// rank writes.
+  /// Writes error.txt when ranks were lost. Each rank that notices lost ranks calls it before it ends the job. It first
+  /// waits for RanksMissing::report_delay(), which differs between ranks: the first rank that writes ends the job, so
+  /// only one rank writes.
   void write_error(const Communicator& world, const comm::RanksMissing& lost) const noexcept;
 
  private:

@@ -35,8 +35,9 @@ constexpr off_t byte_of_root = 0, byte_of_ranks = 1;
 constexpr std::string_view lease_prefix = ".lease.";
 constexpr std::uint64_t longest_record = 64 << 20;
 
-/// Calls fcntl with `command` on one byte of the file. Returns the type of a conflicting lock, or F_UNLCK if there is
-/// none. Returns nothing if the file system has no locks.
+/// Calls fcntl with `command` on one byte of the file. Returns F_UNLCK if no lock of another process conflicts;
+/// otherwise, for F_OFD_GETLK, the type of that lock, and for F_OFD_SETLK, F_WRLCK. Returns nothing if the file system
+/// has no locks.
 std::optional<short> lock_byte(const File& file, int command, short type, off_t byte) {
   struct flock range {};
   range.l_type = type;
@@ -50,6 +51,7 @@ std::optional<short> lock_byte(const File& file, int command, short type, off_t 
   if (errno == EAGAIN || errno == EACCES) return F_WRLCK;
   return {};
 }
+/// True if the byte is locked now, or if the file system has no locks.
 bool try_lock(const File& file, short type, off_t byte) {
   return lock_byte(file, F_OFD_SETLK, type, byte).value_or(F_UNLCK) == F_UNLCK;
 }
@@ -108,7 +110,7 @@ std::string this_job() {
 Json record_of_this_job(const std::vector<std::string>& processes) {
   return {{"holder", this_job()},
           {"processes", processes},
-          {"supervisor", value_of(launch::variable::id)},  // trials of a sweep have it, too
+          {"supervisor", value_of(launch::variable::id)},  // not by supervisor(), which is empty in a sweep's trials
           {"slurm_job", value_of("SLURM_JOB_ID")},
           {"slurm_restarts", std::atoi(value_of("SLURM_RESTART_COUNT").c_str())}};
 }

@@ -43,7 +43,7 @@ class RunLock {
   RunLock& operator=(const RunLock&) = delete;
   MUSTER_INTERNAL_API ~RunLock();
 
-  /// True if this rank sees rank 0's lock; false if the file system's locks do not work between their nodes.
+  /// True if this rank sees rank 0's lock. False if the file system has no locks, or none between the nodes of the two.
   bool sees_root_lock() const noexcept { return sees_root_lock_; }
   /// True if the folder was removed or renamed, and nothing is at its path now.
   bool is_gone() const noexcept;
@@ -63,10 +63,12 @@ class RunLock {
   void lock_shared();
   /// Polls `done` until it returns true. Throws the Errors of the constructor if that takes too long.
   void wait(bool for_earlier_start, const std::string& holder, const std::function<bool()>& done) const;
-  /// If an earlier start of this job wrote `record`, waits until the processes in it that run on this node have ended.
-  /// Slurm has ended those of a job that it starts again.
+  /// If an earlier start of this `muster run` wrote `record`, waits until the processes in it that run on this node
+  /// have ended. Does not wait for a job that Slurm has started again, since Slurm has ended its processes before.
   void wait_for_earlier_start(const std::filesystem::path& record) const;
-  /// Returns the numbers of all leases in the folder. Throws an Error if the job of the last one may still be running.
+  /// Returns the numbers of all leases in the folder. Throws an Error if the job of the last lease may still be
+  /// running, or, on a file system without locks, the job that wrote .lock. First waits if that is an earlier start of
+  /// this job.
   std::vector<int> require_free() const;
 
   /// Returns the device and inode number of the folder; zeros if there is none.

@@ -1,4 +1,4 @@
-// Checks that ranks have the same data.
+// Checks that ranks have the same datasets.
 #pragma once
 
 #include "base/export.hpp"

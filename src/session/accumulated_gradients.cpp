@@ -15,11 +15,11 @@ void AccumulatedGradients::watch(const StateEntries& entries) {
     for (const auto& [path, parameter] : entry.object()->parameters())
       if (parameter.requires_grad() && parameter.is_leaf() && !known.contains(parameter.unsafeGetTensorImpl()))
         models_[name].parameters.push_back(parameter);
-  look();
+  compare();
   for (auto& [name, model] : models_) model.accumulates = before[name].accumulates;
 }
 
-void AccumulatedGradients::look() {
+void AccumulatedGradients::compare() {
   if (const auto count = prepared_.all().size(); std::exchange(prepared_count_, count) != count) {
     const auto known = prepared_.averaged_parameters();  // models may have been prepared after watch()
     for (auto& [name, model] : models_)
@@ -42,15 +42,15 @@ void AccumulatedGradients::look() {
   }
 }
 
-std::string AccumulatedGradients::unprepared() {
-  look();
+std::string AccumulatedGradients::find_unprepared() {
+  compare();
   const auto found = std::ranges::find_if(models_, [](const auto& one) { return one.second.accumulates; });
   return found == models_.end() ? std::string() : found->first;
 }
 
 bool AccumulatedGradients::none() {
   // Both functions are called in any case, since both record this boundary.
-  const bool none_prepared = prepared_.have_no_gradient_to_save(), none_else = unprepared().empty();
+  const bool none_prepared = prepared_.have_no_gradient_to_save(), none_else = find_unprepared().empty();
   const bool none = *prepared_.no_sync_depth() == 0 && none_prepared && none_else;
   boundaries_with_gradients_ = none ? 0 : boundaries_with_gradients_ + 1;
   return none;
@@ -58,7 +58,7 @@ bool AccumulatedGradients::none() {
 
 void AccumulatedGradients::add_to(StateDict& state, const StateEntries& entries, const Communicator& control) {
   prepared_.add_gradients(state, entries, control);
-  const auto name = unprepared();
+  const auto name = find_unprepared();
   if (name.empty() || std::exchange(has_warned_, true) || control.rank() != 0) return;
   log::warn(
       "saving " + name +

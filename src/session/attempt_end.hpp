@@ -25,7 +25,8 @@ class AttemptEnd {
   }
   /// True if the attempt has ended and `thrown` is another exception.
   bool is_hidden_by(const std::exception_ptr& thrown) const noexcept { return error_ && error_ != thrown; }
-  /// Call it when the training function is over. Functions that call throw_if_ended() may be used again then.
+  /// Call it when the training function is over. After that, throw_if_ended() throws nothing, so that the session can
+  /// still save, report and wait.
   void forget() noexcept { error_ = nullptr; }
 
  private:

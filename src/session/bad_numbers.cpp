@@ -26,7 +26,7 @@ bool BadSteps::agree_to_roll_back(const Communicator& world, const std::optional
   std::array<std::int64_t, 3> step_id{of_rank.global_step, of_rank.optimizer, of_rank.step_in_global_step};
   world.all_reduce(std::span(step_id), ReduceOp::max);
   if (step_id[1] < 0) return false;
-  skipped.insert({step_id[0], static_cast<int>(step_id[1]), step_id[2]});
+  to_skip.insert({step_id[0], static_cast<int>(step_id[1]), step_id[2]});
   ++rollback_count;
   return true;
 }
@@ -45,7 +45,7 @@ bool BadNumbersWatch::begin_step(int optimizer) {
   attempt_end_->throw_if_ended();
   if (std::exchange(global_step_, steps_->global_step) != steps_->global_step) step_counts_.clear();
   current_ = {global_step_, optimizer, step_counts_[optimizer]++};
-  if (!record_.skipped.contains(current_)) return true;
+  if (!record_.to_skip.contains(current_)) return true;
   ++skipped_;
   last_skipped_ = str("step ", global_step_, ", for which training has gone back");
   return false;
@@ -92,15 +92,15 @@ void BadNumbersWatch::note_bad_gradient(int optimizer, const std::string& where,
 int BadNumbersWatch::add_optimizer(const torch::optim::Optimizer& optimizer) {
   for (const auto& group : optimizer.param_groups())
     for (const auto& parameter : group.params()) watched_.emplace(parameter.getIntrusivePtr());
-  return optimizers_++;
+  return optimizer_count_++;
 }
 
 void BadNumbersWatch::require_watched(const std::vector<std::shared_ptr<gradients::PreparedModel>>& models) {
-  for (; required_ < models.size(); ++required_) {
-    const auto reducer = models[required_]->reducer();
+  for (; checked_models_ < models.size(); ++checked_models_) {
+    const auto reducer = models[checked_models_]->reducer();
     if (!reducer) continue;
     if (reducer->averaged_round_count() == 0) return;
-    if (std::ranges::none_of(models[required_]->module()->parameters(), [&](const at::Tensor& parameter) {
+    if (std::ranges::none_of(models[checked_models_]->module()->parameters(), [&](const at::Tensor& parameter) {
           return watched_.contains(WeakTensor(parameter.getIntrusivePtr()));
         }))
       throw Error(ExitCode::usage, "looking for NaN and infinite numbers (bad_numbers)",

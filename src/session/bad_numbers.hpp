@@ -28,31 +28,33 @@ class PreparedModel;
 
 namespace muster::detail::session {
 
-/// The optimizer steps with bad gradients since the last checkpoint, kept from one attempt of a job to the next.
+/// The optimizer steps with bad gradients because of which training has gone back to the newest checkpoint
+/// (BadNumbers::roll_back). Kept from one attempt of a job to the next, which skips them; forgotten when a newer
+/// checkpoint is saved.
 struct BadSteps {
   /// Identifies a step of an optimizer, so that it is recognised after a rollback: the global step, the optimizer's
-  /// number, and how often this optimizer has stepped within the global step (since training began or since the last
-  /// checkpoint).
+  /// number, and how often this optimizer has stepped since the global step last changed or, if that was later, since
+  /// the last checkpoint was saved or the attempt began.
   struct OptimizerStepId {
     std::int64_t global_step = 0;
     int optimizer = 0;
     std::int64_t step_in_global_step = 0;
     auto operator<=>(const OptimizerStepId&) const = default;
   };
-  std::set<OptimizerStepId> skipped = {};  ///< steps to skip
+  std::set<OptimizerStepId> to_skip = {};  ///< the steps that the next attempts skip
   int rollback_count = 0;                  ///< number of rollbacks since the last checkpoint
 
-  /// Call it when an attempt has ended. True if any rank wants to go back because of a bad step; that step is skipped
-  /// from then on. `here`: the step on this rank; none if another rank's error has ended the attempt here first.
-  /// Collective over the launch.
+  /// Call it when an attempt has ended with an error. True if any rank wants to go back because of a bad step; that
+  /// step is skipped from then on. `here`: the bad step that has ended the attempt on this rank; none if something else
+  /// has ended it here. Collective over the launch.
   bool agree_to_roll_back(const Communicator& world, const std::optional<OptimizerStepId>& here);
 };
 
-/// Watches the optimizers of one attempt on one worker. Many members: the policy, the optimizers, and the counts of
-/// skipped steps.
+/// Handles bad gradients of the prepared optimizers, in one attempt on one worker: follows the policy, numbers the
+/// optimizers and their steps, and counts the skipped steps.
 class BadNumbersWatch final : public optim::BadNumberPolicy {
  public:
-  /// `control`: the communicator for reports and checkpoints. `record`: lives over all attempts.
+  /// `control`: the communicator for reports and checkpoints. `record`: must outlive this object and later attempts.
   BadNumbersWatch(const FailureConfig& config, Communicator control, std::shared_ptr<const step::Steps> steps,
                   BadSteps& record, std::shared_ptr<AttemptEnd> attempt_end);
 
@@ -64,7 +66,8 @@ class BadNumbersWatch final : public optim::BadNumberPolicy {
 
   /// Call it when an optimizer has been prepared. Returns the optimizer's number.
   int add_optimizer(const torch::optim::Optimizer& optimizer);
-  /// Throws an Error if a prepared model has been trained but no prepared optimizer steps it.
+  /// Throws an Error if gradients of a prepared model were averaged but no prepared optimizer has its parameters. Call
+  /// it at each boundary; each model is checked once.
   void require_watched(const std::vector<std::shared_ptr<gradients::PreparedModel>>& models);
   /// Call it after a checkpoint was committed: training never goes back further.
   void note_checkpoint();
@@ -76,7 +79,7 @@ class BadNumbersWatch final : public optim::BadNumberPolicy {
 
  private:
   BadNumbers policy_;
-  int limit_;
+  int limit_;  ///< FailureConfig::bad_numbers_limit; negative for no limit
   Communicator control_;
   std::shared_ptr<const step::Steps> steps_;
   BadSteps& record_;
@@ -88,9 +91,9 @@ class BadNumbersWatch final : public optim::BadNumberPolicy {
   int skipped_ = 0;                          ///< steps skipped since the last warning
   std::string last_skipped_;                 ///< describes the last skipped step, for the warning
   std::optional<BadSteps::OptimizerStepId> rollback_step_;
-  int optimizers_ = 0;
-  std::set<WeakTensor> watched_;  ///< parameters of the prepared optimizers
-  std::size_t required_ = 0;      ///< number of models that require_watched() has checked
+  int optimizer_count_ = 0;         ///< number of prepared optimizers
+  std::set<WeakTensor> watched_;    ///< parameters of the prepared optimizers
+  std::size_t checked_models_ = 0;  ///< number of models that require_watched() has checked
 };
 
 }  // namespace muster::detail::session

@@ -22,8 +22,8 @@ class CallbackEnd {
               AttemptEnd& attempt_end)
       : workers_(workers), progress_(progress), outputs_(outputs), attempt_end_(attempt_end) {}
 
-  /// Asks the callbacks of all workers. If one wants training to end, throws TrainingEndedByCallback; after
-  /// let_caller_ask() it does not throw, and the caller asks has_ended(). Collective.
+  /// Asks the callbacks of all workers whether training must end. If one says so now or has said so before, throws
+  /// TrainingEndedByCallback; after let_caller_ask() it does not throw, and the caller asks has_ended(). Collective.
   void check();
   bool has_ended() const noexcept { return has_ended_; }
   /// Makes check() not throw: an operator's call must run to its end, and the operator trainer asks has_ended() itself.

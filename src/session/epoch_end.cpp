@@ -13,8 +13,8 @@ bool EpochEnd::trains_on_unknown_data() const {
   const auto passes = data_.pass_positions->epoch_progress();
   using EpochProgress = data::PassPositions::EpochProgress;
   if (passes != EpochProgress::none) return passes == EpochProgress::unknown;
-  // If there are datasets but none has a training pass in this epoch, they may not be meant for training. Then the
-  // epoch trains on other data if gradients were averaged in it.
+  // No dataset has had a training pass in this epoch. If gradients were averaged in it all the same, the epoch trains
+  // on data that muster does not read.
   return progress_.steps->epoch.is_in_loop() && models_.gradient_average_count() != averaged_before_;
 }
 

@@ -13,9 +13,11 @@
 namespace muster::detail::session {
 
 /// Tells whether a save at this moment is at the end of an epoch. If muster reads the data itself, it knows the
-/// position. Of other data it only knows how often gradients have been averaged. Then the first report in an epoch
-/// counts as the end of the epoch, since most programs report there. As soon as a program has trained between two
-/// reports of one epoch, no report counts as the end any more. Reports with and without a State are counted separately.
+/// position. Of data that the program reads itself, muster only knows how often gradients have been averaged, and
+/// without a prepared model not even that. For such data, the first report in an epoch counts as the end of the epoch,
+/// since most programs report there. As soon as a program has trained between two reports of one epoch (or has reported
+/// twice without a prepared model), no report counts as the end any more. Reports with and without a State are counted
+/// separately.
 class EpochEnd {
  public:
   EpochEnd(const WorkerContext& workers, const TrainingProgress& progress, const SessionData& data,
@@ -29,15 +31,16 @@ class EpochEnd {
   bool is_complete() const;
   /// Undoes note_report() for a report that has failed. `before`: a copy of this object made before that call.
   void set_back(const EpochEnd& before) noexcept;
-  /// True if the program has trained between two reports with a State in one epoch. Checkpoints hold this.
+  /// True if the program has trained on data that muster does not read between two reports with a State in one epoch.
+  /// Checkpoints hold this.
   bool has_several_reports() const noexcept { return trained_between_reports_[1]; }
   void restore(bool has_several_reports) noexcept { trained_between_reports_[1] = has_several_reports; }
 
  private:
-  /// The epoch and progress at the last report.
+  /// Where training was at the last report of one kind (with or without a State).
   struct LastReport {
     std::int64_t epoch = -1;
-    std::int64_t averaged = 0;  ///< number of averages of gradients until that report
+    std::int64_t averaged = 0;  ///< PreparedModels::gradient_average_count() at that report
   };
   /// True if this epoch trains on data that muster does not read.
   bool trains_on_unknown_data() const;
@@ -49,7 +52,7 @@ class EpochEnd {
   // Element 0 is for reports without a State, element 1 for reports with a State.
   std::array<LastReport, 2> last_reports_ = {};
   std::array<bool, 2> trained_between_reports_ = {};
-  std::int64_t averaged_before_ = 0;  ///< number of averages of gradients until the epoch began
+  std::int64_t averaged_before_ = 0;  ///< PreparedModels::gradient_average_count() when the epoch began
   bool is_mid_epoch_ = false;         ///< true if the last report may be in the middle of its epoch
   bool has_warned_ = false;
 };

@@ -14,13 +14,14 @@ namespace muster::detail::session {
 namespace {
 
 constexpr double least_window_seconds = 0.02;
-/// In steps. The records of the ranks keep twice as many steps.
+/// Longest interval between two samples, in steps. StepLog keeps twice as many steps.
 constexpr std::int64_t longest_interval = 32;
 
 double seconds(std::int64_t nanoseconds) { return 1e-9 * static_cast<double>(nanoseconds); }
 
-/// Returns the IDs of the other threads among which torch divides an operation. It needs an operation of torch itself:
-/// in this file, at::parallel_for would be compiled without OpenMP and run on one thread.
+/// Returns the IDs of the threads, except this one, among which torch divides an operation. It runs an operation of
+/// libtorch to see them: at::parallel_for is a template, which in this file is compiled without OpenMP and uses one
+/// thread.
 std::vector<int> other_intraop_threads() {
   auto ids = at::full(at::get_num_threads(), ::gettid(), at::kInt);
   at::TensorIterator::nullary_op(ids).for_each(
@@ -59,7 +60,7 @@ void LateRanks::end_window(std::int64_t step) {
     next_sample_ = (step / interval_ + 1) * interval_;
     return;
   }
-  Sampled end{next_sample_, std::move(*samples)};
+  WorkerSamples end{next_sample_, std::move(*samples)};
   next_sample_ += interval_;
   if (begin_) {
     auto window = window_until(end);
@@ -75,7 +76,7 @@ void LateRanks::end_window(std::int64_t step) {
   begin_ = std::move(end);
 }
 
-observe::StepWindow LateRanks::window_until(const Sampled& end) const {
+observe::StepWindow LateRanks::window_until(const WorkerSamples& end) const {
   observe::StepWindow window{.steps = end.step - begin_->step,
                              .seconds = seconds(end.of_ranks[0].clock_ns - begin_->of_ranks[0].clock_ns)};
   for (std::size_t rank = 0; rank < end.of_ranks.size(); ++rank) {

@@ -30,10 +30,10 @@ class MUSTER_INTERNAL_API OpenSession {
   void run(const std::function<void()>& work);
   /// Call it when training has succeeded. Collective.
   void close();
-  /// Call it when training has thrown and the other ranks have been told. Waits only for a save in the background.
+  /// Call it when training has thrown and the other ranks have been told. Like end() with the error `cause`.
   void fail(const comm::Outcome& cause) noexcept { end(Error(cause.code, cause.text)); }
-  /// Call it when training is over on this worker; `error`: none after success. Waits only for a save in the
-  /// background.
+  /// Ends the session on this worker without waiting for the other workers, except for a save in the background.
+  /// `error`: why training has ended; none after success.
   void end(const std::optional<Error>& error) noexcept;
 
   SessionState& state() noexcept { return state_; }

@@ -16,14 +16,14 @@ namespace muster::detail::session {
 
 /// Returns the reason why a link in a run's folder must not have this name; none if it may.
 std::optional<std::string> problem_with_name(const std::string& name);
-/// Makes a link of this name to the checkpoint; does nothing if the name is empty. A failure only logs a warning. Call
-/// it on one rank.
+/// Makes a link of this name in the run's folder, to the checkpoint there; does nothing if the name is empty. A failure
+/// only logs a warning. Call it on one rank.
 void link_name(const std::filesystem::path& checkpoint, const std::string& name) noexcept;
 
 class Validation;
 
-/// What a session writes: checkpoints, and events for the observers. Many members: the places that it writes to, and
-/// what has been written.
+/// What a session writes: checkpoints, and events for the observers. Holds the places that it writes to, and what has
+/// been written.
 struct Outputs {
   std::optional<Communicator> control;  ///< communicator of the workers; none in a session that saves nothing
   std::optional<checkpoint::CheckpointStore> store;  ///< none in a session that saves nothing, such as a validation's
@@ -32,13 +32,13 @@ struct Outputs {
   int histogram_interval = 0;        ///< every how many reports histograms are logged; 0 for never
   Validation* validation = nullptr;  ///< null without a validation function
   bool is_first_worker = false;
-  std::optional<Checkpoint> newest = {};  ///< this attempt's newest, or the one that it resumes from or validates
+  std::optional<Checkpoint> newest = {};  ///< the last that was committed; at first, the one resumed from or validated
   bool has_saved = false;                 ///< true if this attempt has saved `newest`
   /// The checkpoint that a save in the background is writing; none if there is no such save.
   std::optional<Checkpoint> async_checkpoint = {};
   std::string async_checkpoint_name = {};  ///< the user's name for async_checkpoint; may be empty
-  bool score_reported = false;  ///< true if a report had, or a validation may give, the metric of the best checkpoints
-  bool has_warned_of_missing_score = false;  ///< true if a warning has said that a checkpoint lacks that metric
+  bool score_reported = false;  ///< true if a report had checkpoint_score_attribute, or a validation may give it
+  bool has_warned_of_missing_score = false;  ///< true if a warning has said that a checkpoint lacks the score
 
   /// Returns a function that puts the result of a validation into the row of a report. Call it on the first worker.
   std::function<void(std::int64_t training_iteration, const Json& fields)> row_updater();
@@ -51,10 +51,10 @@ struct Outputs {
   std::optional<Checkpoint> wait_for_newest() const;
   /// Like wait_for_save(), but logs the error as a warning. Not collective.
   void wait_for_save_and_warn() noexcept;
-  /// Checks that a checkpoint with this row has the score by which the best checkpoints are chosen. Throws an Error if
-  /// the score is not a number, or if no report has had it. In the middle of an epoch, a score that no report has had
-  /// is only a warning, since a program may measure the score at the end of the epoch. If an earlier report had the
-  /// score and this one has not, warns once.
+  /// Notes whether a report's row has the score by which the best checkpoints are chosen. If the report `saves` a
+  /// checkpoint, throws an Error if the score is not a number (NaN is allowed), or if no report has had it so far. In
+  /// the middle of an epoch, the missing score is only a warning, since a program may measure it at the end of the
+  /// epoch; so it is if an earlier report had the score. Warns once.
   void check_score(const Json& row, bool saves, bool epoch_complete);
 
  private:

@@ -24,15 +24,15 @@ namespace {
 
 using Models = std::vector<std::shared_ptr<gradients::PreparedModel>>;
 
-/// Calls `visit` with each model's reducer. A model without a reducer has nothing to average.
+/// Calls `visit` with each model's reducer. Leaves out models without one: their gradients are not averaged.
 template <class Visit>
 void for_each_reducer(const Models& models, const Visit& visit) {
   for (const auto& model : models)
     if (const auto reducer = model->reducer()) visit(*reducer);
 }
 
-/// Returns the average of the parameter's .grad over the workers; a worker without a gradient counts as zeros. If all
-/// workers have the same gradient, returns it unchanged. Collective.
+/// Returns the average of the parameter's .grad over the workers, dense; a worker without a gradient counts as zeros.
+/// If all workers have the same gradient, returns it unchanged. Collective.
 at::Tensor average_of_gradient(const at::Tensor& parameter, const Communicator& control) {
   auto gradient = parameter.grad().defined() ? parameter.grad().detach() : at::zeros_like(parameter);
   if (gradient.is_sparse()) gradient = gradient.to_dense();
@@ -42,7 +42,7 @@ at::Tensor average_of_gradient(const at::Tensor& parameter, const Communicator& 
   if (least[0] == ~least[1]) return gradient;
   const auto numbers = gradient.is_complex() ? at::view_as_real(gradient.resolve_conj()) : gradient;
   const auto sum = numbers.to(at::TensorOptions(at::kCPU).dtype(at::kDouble), /*non_blocking=*/false, /*copy=*/true)
-                       .contiguous();  // in double: 16 bits cannot hold the sum
+                       .contiguous();  // in double, since the sum may overflow a type of 16 bits
   control.all_reduce(std::span(sum.data_ptr<double>(), static_cast<std::size_t>(sum.numel())));
   auto average = at::zeros_like(gradient);
   (gradient.is_complex() ? at::view_as_real(average) : average).copy_(sum.div_(control.size()));
@@ -63,7 +63,7 @@ std::int64_t PreparedModels::gradient_count() const {
   return count;
 }
 
-void PreparedModels::synchronise_buffers() const {
+void PreparedModels::synchronise_statistics() const {
   for (const auto& model : models_) model->synchronise_buffers();
 }
 
@@ -75,7 +75,8 @@ void PreparedModels::for_each_parameter(const std::function<void(const std::stri
                                                                  const at::Tensor& gradient)>& visit) const {
   for (std::size_t i = 0; i < models_.size(); ++i) {
     const auto* const module = models_[i]->module();
-    // Not with given weights: fetch_averages() would end the accumulation, and logging must not change training.
+    // Not while gradients accumulate with weights of the program: fetch_averages() would end the accumulation, and
+    // logging must not change training.
     const auto reducer = models_[i]->reducer();
     if (!reducer || !reducer->accumulates_with_weights()) gradients::fetch_averages(module->parameters());
     for (const auto& parameter : module->named_parameters())
@@ -144,7 +145,7 @@ void PreparedModels::add_gradients(StateDict& state, const StateEntries& entries
     if (sum > 0)
       state.tensors.emplace(state::weights_path(parameters.begin()->first), at::tensor({sum, unit}, at::kDouble));
     std::vector<std::int64_t> waits;
-    // With weights, a gradient of zero counts in the mean, too.
+    // If the program gives weights, a gradient of zeros counts in the mean, so every .grad is saved.
     for (const auto& [path, parameter] : parameters)
       waits.push_back(sum > 0 ? parameter.grad().defined() : waiting.contains(parameter.unsafeGetTensorImpl()));
     control.all_reduce(std::span(waits), ReduceOp::max);
@@ -166,7 +167,7 @@ void PreparedModels::restore_gradients(const StateEntries& entries, state::Saved
       restored_->parameters.emplace_back(parameter.getIntrusivePtr());
   for (const auto& model : models_) restore_gradients_of(*model);
   auto& left = restored_->saved.gradients;
-  // The tensors are views of a file that may be pruned.
+  // Copied, since the tensors are views of a checkpoint's file, which may be pruned before these models are prepared.
   for (auto& [path, gradient] : left) gradient = gradient.clone();
   if (left.empty()) restored_.reset();
 }
@@ -186,7 +187,8 @@ void PreparedModels::restore_gradients_of(const gradients::PreparedModel& model)
     if (const auto found = saved.weights.find(path->second); found != saved.weights.end())
       weights = {found->second[0].item<double>() / workers, found->second[1].item<double>()};
   }
-  // Each worker gets an equal part of the saved sum of weights, so the gradients are scaled by the same factor.
+  // Each worker gets an equal part of the saved sum of weights, so it gets an equal part of the sum of the gradients,
+  // too: the saved average times the number of workers that saved it, divided by the present number.
   if (weights && workers != saved.workers)
     for (auto& [parameter, gradient] : of_parameters)
       if (gradient.defined()) gradient = gradient * (static_cast<double>(saved.workers) / workers);

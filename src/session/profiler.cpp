@@ -14,7 +14,7 @@
 namespace muster::detail::session {
 namespace {
 
-constexpr std::size_t most_events = std::size_t{1} << 16;  ///< greatest number of events of one rank
+constexpr std::size_t most_events = std::size_t{1} << 16;  ///< events that a rank keeps; the oldest are dropped
 constexpr std::int64_t default_first = 11, default_count = 10;
 constexpr int tag = 1;
 

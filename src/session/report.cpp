@@ -32,18 +32,18 @@ struct Contribution {
   bool has_state = false;
   bool has_checkpoint = false;  ///< true if the worker gives a Checkpoint of the program's own
   bool asked_to_stop = false;
-  bool writing = false;           ///< true if the last checkpoint is still being written
+  bool is_saving = false;         ///< true if the last checkpoint is still being written
   bool has_callbacks = false;     ///< true if the worker has callbacks
-  bool validation = false;        ///< true if the checkpoint is to be validated
-  std::string name = {};          ///< the checkpoint's name
+  bool validates = false;         ///< ReportOptions::validation: the checkpoint is to be validated
+  std::string name = {};          ///< ReportOptions::checkpoint_name
   observe::RankTimes times = {};  ///< since the last report
   std::int64_t memory_bytes = 0;
-  Json passes = {};  ///< options of the passes since the last report: SamePasses::noted()
+  Json passes = {};  ///< options of the passes that were not compared yet: SamePasses::noted()
   std::int64_t global_step = 0;
   Json rates = {};  ///< learning rates: optim::LastRates
 
   std::string pack() const {
-    return json_to_cbor({metrics, has_state, has_checkpoint, asked_to_stop, writing, has_callbacks, validation, name,
+    return json_to_cbor({metrics, has_state, has_checkpoint, asked_to_stop, is_saving, has_callbacks, validates, name,
                          times.compute, times.wait, times.data, times.save, memory_bytes, passes, global_step, rates});
   }
   static Contribution unpack(const std::string& bytes) {
@@ -56,7 +56,7 @@ struct Contribution {
   }
 };
 
-/// Removes the weights from the metrics of each rank.
+/// Returns the values of each rank's metrics, which are given as [value, weight] or [value, weight, accumulator].
 std::vector<Json> without_weights(std::vector<Json> of_ranks) {
   for (auto& metrics : of_ranks)
     for (auto& [name, value] : metrics.items()) value = Json(std::move(value[0]));
@@ -159,21 +159,21 @@ void require_reportable(SessionState& session, bool has_state) {
 }
 
 /// What a report changes before its checkpoint is committed, copied so that it can be undone.
-struct Before {
+struct UndoData {
   TrainingProgress progress;
   EpochEnd epoch_end;
   std::int64_t last_complete = -1;
   bool score_reported = false;
   std::filesystem::path newest = {};  ///< path of the newest checkpoint
-  /// Each undoes the change of an optimizer or a scheduler of the State.
+  /// Each function sets an optimizer or a scheduler of the State back to its schedule before the report.
   std::vector<std::function<void()>> schedules = {};
 };
 
-Before before_report(const SessionState& session, const std::shared_ptr<const StateEntries>& reported) {
-  Before before{.progress = session.progress,
-                .epoch_end = session.epoch_end,
-                .last_complete = session.progress.steps->epoch.last_complete,
-                .score_reported = session.outputs.score_reported};
+UndoData before_report(const SessionState& session, const std::shared_ptr<const StateEntries>& reported) {
+  UndoData before{.progress = session.progress,
+                  .epoch_end = session.epoch_end,
+                  .last_complete = session.progress.steps->epoch.last_complete,
+                  .score_reported = session.outputs.score_reported};
   if (session.outputs.newest) before.newest = session.outputs.newest->path();
   if (const auto entries = reported ? reported : session.stopper.last_state())
     for (const auto& [name, entry] : *entries)
@@ -183,15 +183,15 @@ Before before_report(const SessionState& session, const std::shared_ptr<const St
 }
 
 /// What all workers together have given to a report; the same on each of them.
-struct Combined {
-  std::vector<Json> metrics = {};  ///< [ranks], each with its weight
+struct CombinedInput {
+  std::vector<Json> metrics = {};  ///< [ranks]: observe::to_json(Metrics)
   bool has_state = false;
   bool has_checkpoint = false;  ///< true if any worker gives a Checkpoint of the program's own
   bool validates = false;
   bool is_saving = false;  ///< true if the last checkpoint is still being written
   bool has_callbacks = false;
   std::vector<observe::RankTimes> times = {};   ///< [ranks], since the last report
-  std::vector<std::int64_t> memory_bytes = {};  ///< [ranks]
+  std::vector<std::int64_t> memory_bytes = {};  ///< [ranks]: watch::memory_bytes()
 };
 
 /// Makes one report. It uses every part of the session.
@@ -205,8 +205,8 @@ class Report {
 
  private:
   /// Checks the input of all workers and combines it. Collective.
-  Combined exchange();
-  /// Throws an Error if a callback decides by a metric that only the validation would give, too late. Collective.
+  CombinedInput exchange();
+  /// Throws an Error if a callback decides by a metric that only a validation after training would give. Collective.
   void require_own_metrics() const;
   /// Waits for the save in the background, if this report must come after it. True if this report saves a checkpoint.
   /// Collective.
@@ -229,15 +229,15 @@ class Report {
 
   SessionState& session_;
   const ReportInput& input_;
-  Before before_;
-  Combined combined_ = {};
+  UndoData before_;
+  CombinedInput combined_ = {};
   Json row_ = {};
   bool saves_ = false;
   bool has_begun_to_save_ = false;  ///< true if this report's own save has begun
   std::optional<Checkpoint> saved_ = {};
 };
 
-Combined Report::exchange() {
+CombinedInput Report::exchange() {
   const auto& workers = session_.workers;
   const auto& options = input_.options;
   const auto& name = options.checkpoint_name;
@@ -252,9 +252,9 @@ Combined Report::exchange() {
                              .has_state = input_.entries != nullptr,
                              .has_checkpoint = input_.checkpoint.has_value(),
                              .asked_to_stop = session_.stopper.is_asked_here(),
-                             .writing = session_.outputs.store->background().is_running(),
+                             .is_saving = session_.outputs.store->background().is_running(),
                              .has_callbacks = !session_.outputs.observers.callbacks().empty(),
-                             .validation = options.validation,
+                             .validates = options.validation,
                              .name = name,
                              .times = take_times(session_.progress),
                              .memory_bytes = watch::memory_bytes(),
@@ -270,11 +270,11 @@ Combined Report::exchange() {
   session_.same_passes.forget();
   using std::ranges::any_of;
   session_.stopper.merge(any_of(of_ranks, &Contribution::asked_to_stop));
-  Combined all{.has_state = any_of(of_ranks, &Contribution::has_state),
-               .has_checkpoint = any_of(of_ranks, &Contribution::has_checkpoint),
-               .validates = any_of(of_ranks, &Contribution::validation),
-               .is_saving = any_of(of_ranks, &Contribution::writing),
-               .has_callbacks = any_of(of_ranks, &Contribution::has_callbacks)};
+  CombinedInput all{.has_state = any_of(of_ranks, &Contribution::has_state),
+                    .has_checkpoint = any_of(of_ranks, &Contribution::has_checkpoint),
+                    .validates = any_of(of_ranks, &Contribution::validates),
+                    .is_saving = any_of(of_ranks, &Contribution::is_saving),
+                    .has_callbacks = any_of(of_ranks, &Contribution::has_callbacks)};
   if (all.has_state && !std::ranges::all_of(of_ranks, &Contribution::has_state))
     throw Error(ExitCode::user_error, "reporting", "some workers gave a state to save and others did not",
                 "Give the same State to report() on every worker");
@@ -298,7 +298,7 @@ Combined Report::exchange() {
   return all;
 }
 
-/// If all ranks train, validations run after training, so no callback can decide by their metrics.
+/// Called if validations run only after training: too late for a callback to decide by their metrics.
 void Report::require_own_metrics() const {
   comm::run_on_root(session_.workers.control, [&] {  // only the first worker's callbacks learn of validations
     if (!session_.epoch_end.is_complete()) return;   // a later report of this epoch may have the metric
@@ -388,11 +388,12 @@ void Report::try_to_make() {
   combined_ = exchange();
   saves_ = wait_for_save_before();
   if (outputs.newest) before_.newest = outputs.newest->path();
-  // The callbacks are asked after wait_for_save_before(), since that may throw.
+  // The callbacks are asked for their metrics only now: wait_for_save_before() may throw, and a callback's metrics()
+  // may change the callback.
   if (combined_.has_callbacks)
     combined_.metrics = comm::run_on_all(
         control, [&] { return observe::to_json(outputs.observers.callbacks().with_callback_metrics(input_.metrics)); });
-  session_.models.synchronise_buffers();
+  session_.models.synchronise_statistics();
   row_ = make_row();
   const bool is_validated = saves_ && combined_.validates;
   if (is_validated) row_[checkpoint::status_name] = checkpoint::text_of(CheckpointStatus::pending_validation);
@@ -409,7 +410,7 @@ void Report::try_to_make() {
   saved_ = save();
 }
 
-/// True if this report, which has thrown, has committed its checkpoint; then a callback has thrown afterwards.
+/// For a report that has thrown: true if its checkpoint was committed before, so that a callback must have thrown.
 bool Report::has_committed() const {
   const auto& newest = session_.outputs.newest;
   return newest && newest->path() != before_.newest;

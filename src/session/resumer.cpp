@@ -70,7 +70,7 @@ struct OwnCheckpoint {
   std::string name = {};       ///< the checkpoint's name in the run; or the path, if PATH is a link from elsewhere
 };
 
-/// Finds out what PATH names. Throws an Error if it is in the run's folder but no checkpoint. Collective.
+/// Finds out what PATH names. Throws an Error if it is in the run's folder but is not a checkpoint. Collective.
 OwnCheckpoint own_checkpoint(const std::filesystem::path& path, const run::RunFolder& run, const Communicator& control,
                              const checkpoint::CheckpointStore& store) {
   namespace fs = std::filesystem;
@@ -136,7 +136,8 @@ std::optional<Checkpoint> choose_checkpoint(const run::ResolvedOptions& resolved
   return seed;
 }
 
-/// Tells the history which earlier checkpoints are ancestors of checkpoint `index`, from which the run resumes.
+/// Sets `moment.is_ancestor` and `moment.was_given_up`, by which the history finds the rows that led to checkpoint
+/// `index`, from which the run resumes.
 void set_ancestors(observe::AttemptStart& moment, int index, std::vector<checkpoint::Rollback> rollbacks) {
   moment.was_given_up = std::ranges::any_of(
       rollbacks, [&](const auto& rollback) { return rollback.to < index && index <= rollback.last_index; });
@@ -216,7 +217,7 @@ void Resumer::resume() {
 observe::AttemptStart Resumer::restore_position(const checkpoint::RestoredCheckpoint& content) {
   const auto& path = checkpoint_->path();
   session_.progress.training_iteration = content.position.training_iteration;
-  session_.progress.seconds_in_earlier_jobs = content.position.time_total_s;
+  session_.progress.seconds_before_attempt = content.position.time_total_s;
   auto row = content.metrics;
   // A checkpoint that was saved between two reports has no row in its metrics.
   if (row.contains("training_iteration"))

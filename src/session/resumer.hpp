@@ -25,12 +25,14 @@ class Resumer {
   void resume();
   /// Called when the start can no longer be refused: after a restore, or at the latest with the first report or save or
   /// at the end of training. Only now the run's folder changes further: the rollback is confirmed, the checkpoint gets
-  /// its name, and pending validations are requested. Does nothing at further calls. Collective.
+  /// its name, and pending validations are requested. Does nothing at further calls, or without a checkpoint to resume
+  /// from. Collective.
   void confirm_start();
   /// Throws an Error if a report has saved a checkpoint since this attempt began.
   void require_nothing_saved() const;
   /// Implements State::restore(): loads the entries, the gradients that wait for a step, the epoch, the position in the
-  /// data and the random state. True if there was something to load. Collective.
+  /// data and the random state; from a checkpoint that no run has saved, only entries. True if there was something to
+  /// load. Collective.
   bool restore(const StateEntries& entries);
 
   /// The checkpoint that this attempt resumes from; none if it starts from the beginning.
@@ -46,11 +48,12 @@ class Resumer {
  private:
   /// Restores counters, the last row and the callbacks' states from this run's checkpoint. Collective.
   observe::AttemptStart restore_position(const checkpoint::RestoredCheckpoint& content);
-  /// True if the checkpoint was saved between two passes of its epoch; notes their numbers in Steps::epoch. The
-  /// checkpoint itself may say that the epoch was complete, since only later the run has learned of further passes.
-  /// Collective.
+  /// True if the checkpoint was saved between two passes of its epoch. The checkpoint itself may say that its epoch was
+  /// complete: only later has the run learned that its epochs have further passes, and has noted this in its folder.
+  /// Sets passes_before_more and resumed_after of Steps::epoch. Collective.
   bool is_between_passes(const state::TrainingPosition& position);
-  /// Reads the checkpoint again. Throws an Error (ExitCode::retry) if it has changed. Collective.
+  /// Reads the checkpoint again, for a second restore(). Throws an Error (ExitCode::retry) if it has changed since it
+  /// was chosen. Collective.
   checkpoint::RestoredCheckpoint read_again();
 
   SessionState& session_;

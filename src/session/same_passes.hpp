@@ -12,7 +12,7 @@ namespace muster::detail::session {
 
 /// Compares the options that decide which samples the workers take. The workers do not wait for each other when a pass
 /// begins, so they compare the next time they communicate: when they ask each other whether to stop, or at a report.
-/// (Averages of gradients carry the requests to stop themselves; with them, the comparison comes only at the report.)
+/// (If they average gradients, the averages carry the requests to stop, and the comparison comes only at the report.)
 class SamePasses {
  public:
   /// Call it when a pass, not inside of another pass, has handed out its first batch.
@@ -20,8 +20,8 @@ class SamePasses {
   /// Compares if a pass was noted since the last comparison. Call it at a boundary inside a pass where all workers have
   /// just communicated, so that all have called note() for this pass. Throws as require_same_passes() does. Collective.
   void compare(const Communicator& control);
-  /// The options of the passes since forget(): {pass name: {option: value}}. If two passes have the same name, the last
-  /// counts.
+  /// The options of the passes that were noted since the last call of forget(): {pass name: {option: value}}. If two
+  /// passes have the same name, the last counts.
   const Json& noted() const noexcept { return noted_; }
   /// Call it when the options in noted() have been compared.
   void forget() { noted_ = Json::object(); }

@@ -28,11 +28,11 @@ class Saver {
     const std::optional<Checkpoint>* given = nullptr;  ///< null if no rank has given a Checkpoint
     Json row = Json::object();                         ///< the report's row; empty between two reports
     bool must_wait = false;  ///< true if the run stops afterwards, so that the save must not run in the background
-    bool leaves_out_state = false;  ///< true if the run has a State, although `entries` may be null
+    bool leaves_out_state = false;  ///< true if there is a State to save, although `entries` may be null
   };
   /// Commits a checkpoint and returns it. Collective.
   MUSTER_INTERNAL_API Checkpoint save(const Contents& what);
-  /// How long the last save() has taken before anything was written: the collecting of entries.
+  /// How long the last save() took to collect the entries, before anything was written.
   std::chrono::steady_clock::duration last_collect_duration() const noexcept { return collect_duration_; }
 
   /// The optimizers whose snapshots an asynchronous save uses; null without asynchronous saving.

@@ -109,7 +109,8 @@ Epochs::iterator& Epochs::iterator::operator++() {
 
 struct Evaluation::Saved {
   at::NoGradGuard no_grad;
-  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> modes;  // parents come before their children
+  // Each module and its mode. Parents come first, since train() also sets the mode of the children.
+  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> modes;
 };
 
 Evaluation::Evaluation(std::shared_ptr<torch::nn::Module> module) : saved_(std::make_unique<Saved>()) {
@@ -160,7 +161,7 @@ at::Tensor Session::mean(const at::Tensor& value) const {
   const auto wide = at::isComplexType(type) ? at::kComplexDouble : at::kDouble;
   const double scale = std::exp2(-std::ceil(std::log2(world_size())));
   std::vector<at::Tensor> tensors{value.detach().to(wide).mul(scale)};
-  process_group()->allreduce(tensors)->wait();  // not AVG, since gloo does not have it
+  process_group()->allreduce(tensors)->wait();  // not ReduceOp::AVG, which gloo does not have
   return tensors.front().div_(world_size() * scale).to(whole ? wide : type);
 }
 

@@ -57,7 +57,7 @@ void SessionData::prepare_preprocessor(const Json& saved, bool own, const Commun
                   "Build the same preprocessor as the run that was saved");
     }
   } else if (fitted) {
-    // The user or an earlier attempt has fitted the preprocessor.
+    // Nothing to do: the user or an earlier attempt has fitted the preprocessor.
   } else if (const auto train = datasets.find("train"); train != datasets.end()) {
     const auto& source = data::source_of(train->second);
     if (source->is_stream())

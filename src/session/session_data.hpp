@@ -27,10 +27,12 @@ struct SessionData {
 
   /// Returns the dataset's shard, which the first call makes. Throws an Error if there is no dataset of this name.
   MUSTER_INTERNAL_API std::shared_ptr<data::ShardState> shard(const std::string& name, const WorkerContext& workers);
-  /// Applies the preprocessor to all datasets. Before that, loads its state from `saved`, the state in a checkpoint,
-  /// or, if that is null, fits it unless it is fitted already. Of a checkpoint that is not this run's, loads the state
-  /// only if the preprocessor is not fitted. `own`: true if the checkpoint is this run's, false if this run only starts
-  /// from it. `had_one`: whether the checkpoint was saved with a preprocessor, if that is known. Collective.
+  /// Applies the preprocessor to all datasets, after its state was loaded or it was fitted. `saved`: its state in a
+  /// checkpoint, or null. `own`: true if the checkpoint is this run's, false if this run only starts from it. The saved
+  /// state of this run is always loaded, that of another run only if the preprocessor is not fitted yet. Without a
+  /// saved state, fits the preprocessor to the dataset "train" unless it is fitted on all workers. `had_one`: whether
+  /// the checkpoint was saved with a preprocessor, if that is known: throws an Error if this run's checkpoint had one
+  /// and the trainer has none, or the reverse. Collective.
   void prepare_preprocessor(const Json& saved, bool own, const Communicator& control, std::optional<bool> had_one = {});
   /// Warns once if a confusion matrix counts each sample once per worker because a dataset is not split. `metrics`: of
   /// all workers, the same on each of them.

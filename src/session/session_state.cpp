@@ -38,7 +38,7 @@ class SessionStepListener final : public step::StepListener {
     if (pass.batches == 1) keep_passes_before_more();
     if (pass.batches == 1) gradients_before_[pass.number] = session_.models.gradient_count();
     session_.resumer.warn_of_unrestored_state(false);
-    session_.gradients.look();
+    session_.gradients.compare();
     // A resumed run repeats the changes that the program makes before the first batch of a pass.
     pass.batches > 1 ? session_.saved_values.compare(session_.workers.is_first()) : session_.saved_values.forget();
     const auto& steps = *session_.progress.steps;
@@ -83,7 +83,7 @@ class SessionStepListener final : public step::StepListener {
   }
 
  private:
-  /// Writes the number of passes to the run's folder, since the newest checkpoint may not have this number yet.
+  /// Writes passes_before_more to the run's folder if it has changed, since the newest checkpoint may be older.
   void keep_passes_before_more() {
     const auto passes = session_.progress.steps->epoch.passes_before_more;
     if (std::exchange(kept_passes_, passes) == passes || !session_.workers.is_first()) return;

@@ -35,7 +35,7 @@ struct ProcessGroups;
 struct ReportInput {
   const Metrics& metrics;
   std::shared_ptr<const StateEntries> entries = {};  ///< null if there is no State
-  std::optional<Checkpoint> checkpoint = {};         ///< the program's own
+  std::optional<Checkpoint> checkpoint = {};         ///< a Checkpoint that the program itself has made
   ReportOptions options = {};
 };
 
@@ -75,8 +75,8 @@ struct MUSTER_INTERNAL_API SessionState {
   /// If this attempt has ended, throws the exception that ended it, since the training function may have caught it.
   /// Also throws if another rank has failed.
   void throw_if_ended() const;
-  /// Calls throw_if_ended(). Throws an Error (ExitCode::usage) in a session that validates; `doing` is the error's
-  /// subject.
+  /// Throws an Error (ExitCode::usage) in a session that validates; `doing` says in its text what was refused. In a
+  /// session that trains, calls throw_if_ended().
   void require_training(const char* doing) const;
   /// Implements State::restore(). Collective.
   bool restore(const std::shared_ptr<const StateEntries>& entries);
@@ -91,7 +91,8 @@ struct MUSTER_INTERNAL_API SessionState {
   void add_callback(std::shared_ptr<Callback> callback);
   /// Ends training if the run resumes from a checkpoint in which a callback had already ended training. Collective.
   void end_if_already_done();
-  /// Call it when the training function has returned. Throws an Error if it has not resumed a saved pass. Collective.
+  /// Call it when the training function has returned, or a callback has ended it. Throws an Error if the function has
+  /// not continued the pass in whose middle the run was saved, unless it counts epochs. Collective.
   void end_training();
 
  private:

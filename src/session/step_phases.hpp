@@ -9,9 +9,9 @@
 
 namespace muster::detail::session {
 
-/// Records phases while it lives, on the thread that made it and on those of its backward(). libtorch calls it at the
-/// begin and end of every function of autograd, and with `operators` of every operator, which costs time even when
-/// nothing is recorded: make it only for the steps that are recorded. At most one may live at a time.
+/// Records phases while it lives, on the thread that made it and on the threads of its backward(). libtorch calls it at
+/// the begin and end of every function of autograd, and if `operators` is true, of every operator. That costs time even
+/// when nothing is recorded, so make it only for the steps that are recorded. At most one may live at a time.
 class StepPhases {
  public:
   explicit StepPhases(bool operators);

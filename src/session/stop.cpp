@@ -94,7 +94,7 @@ std::chrono::nanoseconds ShutdownBudget::least_budget(std::optional<Clock::durat
   return longest_interval_ + saves_take(1, under_way);
 }
 
-/// How long `count` saves take, together with the save in the background, if one is running.
+/// Returns how long `count` saves take, and one more if a save is running in the background.
 std::chrono::nanoseconds ShutdownBudget::saves_take(int count,
                                                     std::optional<Clock::duration> under_way) const noexcept {
   const auto save = std::max(slowest_.value_or(std::chrono::duration_cast<Clock::duration>(expected_)),

@@ -26,11 +26,11 @@ class StopRequest {
  public:
   /// True if all workers know that one of them has been asked to stop. The same on each worker at the same boundary.
   bool is_known() const noexcept { return known_; }
-  /// Enters the result of another collective in which the workers have exchanged their requests. After this, exchange()
-  /// starts anew to count the boundaries until it communicates.
+  /// Notes the result of another collective in which the workers have exchanged their requests. exchange() then counts
+  /// the boundaries from here until it communicates.
   void merge(bool any_asked) noexcept;
-  /// Call it at every boundary. Asks the other workers at some boundaries until is_known(); after the first boundaries
-  /// so seldom that it takes about 1% of the time. True if it has asked them now. Collective.
+  /// Call it at every boundary. Asks the other workers at some of the boundaries, until is_known(). After the first
+  /// boundaries it asks so seldom that asking takes about 1% of the time. True if it has asked them now. Collective.
   bool exchange(const Communicator& communicator, bool asked_here);
 
  private:
@@ -38,7 +38,7 @@ class StopRequest {
 
   bool known_ = false;
   std::int64_t interval_ = 1;    ///< number of boundaries from one exchange to the next; the same on all workers
-  std::int64_t boundaries_ = 0;  ///< boundaries since the last exchange
+  std::int64_t boundaries_ = 0;  ///< boundaries since the last exchange or merge()
   Clock::duration cost_{};       ///< how long the last exchange took
   Clock::time_point exchanged_{};
 };
@@ -83,8 +83,9 @@ class LivingStates {
 };
 
 /// Estimates the time that a run needs to stop in an orderly way: the longest time between two boundaries at which the
-/// workers have exchanged requests to stop, plus twice the slowest save of this attempt, plus once more that save if
-/// one is running in the background, plus one second.
+/// workers have exchanged requests to stop, plus two saves (three if one is running in the background), plus one
+/// second. A save is taken to last as long as the slowest of this attempt, or as expect_save_bytes() tells before the
+/// first; if the save in the background has been running for longer, as long as that.
 class ShutdownBudget {
  public:
   using Clock = std::chrono::steady_clock;
@@ -96,9 +97,9 @@ class ShutdownBudget {
   /// Sets the estimate of a save's time that holds until the first save: `bytes` at 100 MB/s.
   void expect_save_bytes(double bytes) noexcept { expected_ = std::chrono::duration<double>(bytes / 1e8); }
   void note_save_duration(Clock::duration cost) noexcept { slowest_ = std::max(slowest_.value_or(cost), cost); }
-  /// Returns this estimate. `under_way`: how long the save in the background has been running.
+  /// Returns the estimate. `under_way`: how long the save in the background has been running; none if there is none.
   std::chrono::nanoseconds full_budget(std::optional<Clock::duration> under_way) const noexcept;
-  /// Returns a shorter time, which is just enough to reach the next boundary and save there.
+  /// Returns a shorter estimate, which is just enough to reach the next boundary and save there once.
   std::chrono::nanoseconds least_budget(std::optional<Clock::duration> under_way) const noexcept;
 
  private:

@@ -101,7 +101,7 @@ bool Stopper::stop_if_asked() {
   return has_asked;
 }
 
-void Stopper::stop_if_asked_after_report(ReportedNow report) {
+void Stopper::stop_if_asked_after_report(FinishedReport report) {
   has_reported_checkpoint_ = has_reported_checkpoint_ || report.had_checkpoint;
   if (const auto cost = session_.outputs.store->background().last_duration())
     budget_.note_save_duration(session_.saver.last_collect_duration() + *cost);
@@ -147,7 +147,7 @@ void Stopper::end_training() {
   throw_stopped(session_.outputs.has_saved);
 }
 
-void Stopper::save_and_stop(std::optional<ReportedNow> report) try {
+void Stopper::save_and_stop(std::optional<FinishedReport> report) try {
   const bool has_saved = report && report->saved;
   if (has_saved)
     session_.outputs.wait_for_save();
@@ -159,9 +159,10 @@ void Stopper::save_and_stop(std::optional<ReportedNow> report) try {
   session_.workers.control.all_reduce(std::span(everywhere), ReduceOp::min);
   const auto [has_state, none_reported, all_have_position] = everywhere;
   if (!has_state && (report || none_reported)) throw_stopped(has_saved);
-  // At a report, do not wait for a step: the report's checkpoint, at the same place, is as good to resume from.
+  // At a report, do not wait for a step: other checkpoints of reports are saved at such a place, too, so the program
+  // can resume there.
   if (!has_state || !all_have_position || (!report && must_wait_for_a_step())) return;
-  session_.models.synchronise_buffers();
+  session_.models.synchronise_statistics();
   session_.saver.save({.entries = entries.get(), .must_wait = true});
   session_.outputs.wait_for_save();
   throw_stopped(true);
@@ -177,7 +178,7 @@ bool Stopper::must_wait_for_a_step() {
 }
 
 bool Stopper::may_wait_for_a_step() const {
-  if (session_.gradients.last_too_long()) return false;
+  if (session_.gradients.have_lasted_too_long()) return false;
   const auto left = session_.resolved.launch.time_left();
   return !left || !session_.outputs.store ||
          *left > budget_.least_budget(session_.outputs.store->background().current_duration());

@@ -20,7 +20,7 @@ class Stopper {
  public:
   explicit Stopper(SessionState& session) : session_(session) {}
 
-  /// Makes the stopper look for a file in the run's folder, too. Call it on one rank.
+  /// Makes is_asked_here() look for the stop file `path`, too. Call it on one rank.
   void watch_file(std::filesystem::path path) { file_ = StopFile(std::move(path)); }
   /// Call it when a State was reported. A stop between two reports saves the State that was noted last and still lives.
   void note_state(const std::shared_ptr<const StateEntries>& entries) { last_state_.note(entries); }
@@ -32,13 +32,14 @@ class Stopper {
 
   /// True if all workers know that one of them was asked to stop.
   bool is_known() const noexcept { return request_.is_known(); }
-  /// True if this worker was asked to stop, or if the remaining time is only enough to save; then keeps the reason.
+  /// True if this worker was asked to stop, or if the remaining time is only enough to stop in an orderly way; then
+  /// keeps the reason.
   bool is_asked_here();
   /// Call it at a boundary outside of a report, between two batches. If any worker was asked to stop, saves the State,
-  /// if there is one, and throws. If gradients are accumulated, a checkpoint cannot hold the position in the data, or
-  /// the program has only reported Checkpoints of its own, leaves the stop to a later boundary; for gradients only
-  /// while there is time. Communicates at some of the boundaries only, the same on all workers; returns true if it has.
-  /// Collective.
+  /// if there is one, and throws. Leaves the stop to a later boundary in three cases: a checkpoint cannot hold the
+  /// position in the data; the program has only reported Checkpoints of its own; gradients are accumulated, and there
+  /// is time to wait for the optimizer's step. Communicates at some of the boundaries only, the same on all workers.
+  /// True if the workers have asked each other now. Collective.
   bool stop_if_asked();
 
   // A report is a boundary, too. The workers exchange their requests as part of the report and pass the result to
@@ -46,14 +47,15 @@ class Stopper {
   void begin_report() noexcept { budget_.reached_boundary(); }
   void merge(bool any_asked) noexcept { request_.merge(any_asked); }
   /// What the report that is about to end has done.
-  struct ReportedNow {
+  struct FinishedReport {
     bool saved = false;           ///< true if the report has saved a checkpoint
     bool had_state = false;       ///< true if any worker gave a State
     bool had_checkpoint = false;  ///< true if any worker gave a Checkpoint of the program's own
   };
-  /// Call it at the end of a report. Stops if any worker was asked to, unless a State must still be saved and a
-  /// checkpoint cannot hold the position in the data. Collective.
-  void stop_if_asked_after_report(ReportedNow report);
+  /// Call it at the end of a report. Stops if any worker was asked to. If the report has not saved a State but one was
+  /// restored or reported before, saves that State first; if a checkpoint cannot hold the position in the data then,
+  /// leaves the stop to a later boundary. Collective.
+  void stop_if_asked_after_report(FinishedReport report);
   void end_report() noexcept { budget_.left_boundary(); }
 
   /// Implements Session::should_stop(). Collective.
@@ -68,7 +70,7 @@ class Stopper {
 
  private:
   /// `report`: the report that has just ended; none between two batches.
-  void save_and_stop(std::optional<ReportedNow> report);
+  void save_and_stop(std::optional<FinishedReport> report);
   /// True if any worker has accumulated gradients or an open no_sync() scope, and all workers have time to wait for the
   /// optimizer's step. Collective.
   bool must_wait_for_a_step();
@@ -84,9 +86,9 @@ class Stopper {
   StopFile file_ = {};
   std::string cause_ = {};  ///< why this worker was asked to stop; empty if it was not
   ShutdownBudget budget_ = {};
-  std::int64_t average_count_ = 0;  ///< number of averages, summed over all models, at the last boundary
+  std::int64_t average_count_ = 0;  ///< gradient_average_count() at the last stop_if_asked()
   LivingStates last_state_ = {};
-  bool has_reported_checkpoint_ = false;  ///< true if a report has saved a Checkpoint of the program's own
+  bool has_reported_checkpoint_ = false;  ///< true if a report got a Checkpoint of the program's own
   bool user_was_told_ = false;            ///< true if should_stop() or preemption() has told the program to stop
   bool has_stopped_ = false;
 };

@@ -23,14 +23,14 @@ struct TrainingProgress {
     bool warned = false;
   } unfinished_pass = {};
   bool is_between_epochs = false;  ///< true between two epochs of the loop over session.epochs()
-  /// True if a stop is possible at the end of a pass; false for a call of an operator, which ends there with a report.
+  /// True if a stop is possible at the end of a pass; false in an operator's call that ends there with a report.
   bool pass_end_is_boundary = true;
   std::int64_t training_iteration = 0;  ///< number of reports
-  double seconds_in_earlier_jobs = 0;   ///< training time of earlier jobs of the run
+  double seconds_before_attempt = 0;    ///< training time until the checkpoint from which this attempt resumes
   Clock::time_point began_at = Clock::now();
-  Clock::time_point last_report = began_at;
-  /// When the worker's times for the last report were taken, or when training began. The save of that report came
-  /// later.
+  Clock::time_point last_report = began_at;  ///< when the last report ended, or when training began
+  /// When the worker's times for the last report were taken, or when training began. Earlier than last_report: the save
+  /// of that report came in between.
   Clock::time_point times_taken_at = began_at;
   watch::TimeUse times_taken = {};  ///< watch::time_use() of the thread that trains, at times_taken_at
 
@@ -40,7 +40,7 @@ struct TrainingProgress {
     times_taken = watch::time_use();
   }
   double total_seconds() const {
-    return seconds_in_earlier_jobs + std::chrono::duration<double>(Clock::now() - began_at).count();
+    return seconds_before_attempt + std::chrono::duration<double>(Clock::now() - began_at).count();
   }
   /// Returns the step at which TensorBoard shows a report: the global step, or the report's number if no steps are
   /// counted.

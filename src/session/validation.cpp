@@ -47,7 +47,7 @@ using Decision = Validator::Decision;
 
 namespace {
 
-/// How often the leader looks whether a checkpoint that is still being written is there.
+/// How long the leader waits before it looks again for a requested checkpoint, which may still be being written.
 constexpr auto look_interval = 100ms;
 
 }  // namespace
@@ -171,7 +171,7 @@ void Validation::lead() {
   if (validator_.is_running()) {
     const auto decision = validator_.decide(is_ending_);
     if (decision == Decision::keep_running) return;
-    end_job(decision);
+    end_validation(decision);
     comm::keep_alive(validator_.resolved().world(), 0ms);
   }
   if (is_ending_)
@@ -180,7 +180,7 @@ void Validation::lead() {
     begin_next();
 }
 
-void Validation::end_job(Decision decision) {
+void Validation::end_validation(Decision decision) {
   const auto found = validator_.write_result(*std::exchange(current_, std::nullopt), decision);
   validator_.set_stuck(decision != Decision::finished || validator_.is_out_of_step());
   send_to_followers({{"leave", validator_.is_stuck()}});
@@ -211,7 +211,7 @@ Json Validation::broadcast_results() {
   if (!mailbox_) return known;
   if (context_) {
     if (is_leader() && validator_.is_running())
-      end_job(validator_.is_over() ? Decision::finished : Decision::out_of_time);
+      end_validation(validator_.is_over() ? Decision::finished : Decision::out_of_time);
     for (const auto& [index, found] : results_) known.push_back(found.to_text());
   }
   const auto text = json_text(Json{known, validator_.slowest().count(), validator_.is_stuck()});
@@ -225,7 +225,8 @@ Json Validation::broadcast_results() {
 }
 
 Json Validation::begin_finish(bool stopped, const std::optional<Error>& error, bool prunes, UpdateRow& update_row) {
-  // The leader's results are sent, since this node may not see a file yet that another node has just written.
+  // The leader sends its results, since rank 0's node may not see a validation.json yet that the leader's node has just
+  // written.
   const auto known = broadcast_results();
   return comm::run_on_root(validator_.resolved().world(), [&] {
     const auto& options = validator_.resolved().options;
@@ -275,7 +276,7 @@ std::optional<Error> Validation::finish(const std::optional<Error>& error, bool 
   if (!is_configured()) return {};
   const auto& world = validator_.resolved().world();
   const bool stopped = error && error->code() == ExitCode::stopped;
-  // A start that has not trained, or was refused, only prunes checkpoints that were kept for their validation.
+  // A start that has not trained only prunes after validations, since their checkpoints were kept for them.
   const bool prunes = has_trained && (!error || stopped);
   UpdateRow update_row;  // set on rank 0
   const auto left = begin_finish(stopped, error, prunes, update_row);

@@ -37,19 +37,21 @@ class Validation {
   /// True if some ranks validate while the others train; if not, all validations run after training.
   bool runs_beside_training() const noexcept { return mailbox_.has_value(); }
 
-  /// Call it on every rank when another attempt begins.
+  /// Call it on every rank when an attempt begins.
   void begin_attempt() noexcept { ++attempt_; }
 
-  // The following are for the first worker, while it trains. No call waits.
+  // The following functions, up to training_has_ended(), are for the first worker while it trains. None of them waits.
   /// Requests the pending validations of earlier attempts again, and updates the rows of those that have results.
   void resume(const UpdateRow& update_row, const std::vector<checkpoint::Rollback>& rollbacks);
-  /// Requests a validation; does nothing unless runs_beside_training(). The checkpoint may still be being written.
+  /// Requests a validation; does nothing unless runs_beside_training(). A save in the background may still be writing
+  /// the checkpoint.
   void request(const Checkpoint& checkpoint, std::int64_t training_iteration);
   /// Updates the rows of validations whose results have come since the last call.
   void poll_results(const UpdateRow& update_row);
   /// True if the report's row waits for a result; as long as it does, its checkpoint is not pruned. May be called on
   /// any thread.
   bool awaits_result(std::int64_t training_iteration) const;
+  /// Tells the leader that training has succeeded in this attempt. Then serve() returns when no validation is running.
   void training_has_ended();
 
   /// Call it on the ranks that do not train. Carries out validations until training has ended in this attempt and no
@@ -61,7 +63,7 @@ class Validation {
   /// stopped; if `has_trained` is false, only if it has validated some. Returns an Error if a checkpoint is still not
   /// validated: ExitCode::stopped if a stop, the end of the time or a validation that does not end is the cause;
   /// ExitCode::retry if this start has not trained and its time was not enough for a single validation, since another
-  /// start of this kind would not get further; ExitCode::retry, too, if only some results could not be written.
+  /// start of this kind would not get further; ExitCode::retry also if all could begin but some results were not kept.
   /// Collective over the world.
   std::optional<Error> finish(const std::optional<Error>& error, bool has_trained = true);
 
@@ -73,7 +75,7 @@ class Validation {
   /// For the leader: ends a validation that is over. Then begins the next, or tells the others that training has ended.
   void lead();
   void begin_next();
-  void end_job(Validator::Decision decision);
+  void end_validation(Validator::Decision decision);
   void send_to_followers(const Json& message);
 
   /// Records a result and updates the row of its report, unless the result is known already. If the validation must be
@@ -84,7 +86,7 @@ class Validation {
   /// Updates the row; afterwards the row no longer waits.
   void settle_row(std::int64_t training_iteration, const Json& fields, const UpdateRow& update_row);
 
-  /// Gives all ranks the leader's results and returns them as text. Ends the validation that is still running.
+  /// Ends a validation that is still running. Then gives all ranks the leader's results, and returns them as text.
   /// Collective.
   Json broadcast_results();
   /// Updates the rows and returns the pending validations, each as [index, training_iteration]; none if training has
@@ -107,7 +109,7 @@ class Validation {
   /// By index of the checkpoint. On the leader, the results of all attempts; on the first worker, the accepted results.
   std::map<int, ValidationResult> results_ = {};
   // For the first worker:
-  bool is_out_of_time_ = false;  ///< true if a stop has ended the last validation
+  bool is_out_of_time_ = false;  ///< true if a stop or the end of the time has ended the last validation
   bool has_warned_of_score_ = false;
   mutable std::mutex rows_mutex_;
   std::set<std::int64_t> waiting_rows_ = {};  ///< training iterations whose rows wait for a result

@@ -39,7 +39,8 @@ constexpr auto end_allowance = 30s;
 /// Time that must be left for the end of the run after the last validation.
 constexpr auto time_reserve = 1s;
 
-/// How long to wait for a thread to notice that its validation was given up.
+/// How long to wait for a validation to end by itself, before and after the other ranks were told that it is given up.
+/// Twice as long, for its thread to notice that its work was given up.
 constexpr auto moment = 1s;
 
 /// Returns an object with null for each metric that another validation of this run has given and that `reported` does
@@ -53,7 +54,7 @@ Json earlier_names_as_null(const storage::Tier& tier, const Json& reported) {
   return nulls;
 }
 
-/// Calls the user's validation function. Collective over the ranks.
+/// Calls the user's validation function. Returns the mean of its metrics over the ranks. Collective over context.ranks.
 Json measure(const ValidationContext& context, const std::filesystem::path& path) {
   const auto& resolved = *context.resolved;
   at::set_num_threads(resolved.threads_per_worker);
@@ -104,8 +105,8 @@ Validator::Outcome validate(const ValidationContext& context, const std::filesys
   return outcome;
 }
 
-/// Makes the process exit with main's exit code but without calling destructors: a detached thread may still run then
-/// and use the objects.
+/// Makes the process exit with main's exit code, but without the destructors of static objects: a detached thread may
+/// still run then and use these objects.
 void leave_without_destructors() noexcept {
   static const int once = ::on_exit(
       [](int status, void*) {

@@ -100,13 +100,15 @@ class Validator {
 
   /// Tells the other ranks to wait for this validation, up to its timeout.
   void keep_others_waiting() const;
-  /// With a limit on the time: true if there is time for a validation as slow as the slowest, but if `asked_to_stop`
-  /// only once one has succeeded. Without a limit: true unless `asked_to_stop` or a stop is requested.
+  /// If the launch has a time limit: true if there is time for a validation as slow as the slowest so far; but if
+  /// `asked_to_stop`, false until one has succeeded, since before that its time is unknown. Without a time limit: true
+  /// unless `asked_to_stop` or the launch has been asked to stop.
   bool may_begin(bool asked_to_stop) const;
-  /// Decides whether the validation goes on, or why it ends. `at_the_end`: true after training.
+  /// Decides whether the validation goes on, or why it ends. `at_the_end`: true after training; before that, only the
+  /// validation's own end and its timeout count.
   Decision decide(bool at_the_end) const;
   /// Writes validation.json for the validation that has ended by `decision`, and returns the result. Writes nothing if
-  /// it was out of time.
+  /// it was out of time. If the file cannot be written, the result has a warning and no fields.
   ValidationResult write_result(const PendingValidation& of, Decision decision);
 
   /// How long the slowest successful validation took; 0 if there was none.

@@ -1,4 +1,4 @@
-// A weak pointer to a tensor. The tensor's values may be freed, but no later tensor gets the tensor's address.
+// A weak pointer to a tensor. While it lives, the tensor's values may be freed, but no other tensor gets its address.
 #pragma once
 
 #include <c10/core/TensorImpl.h>

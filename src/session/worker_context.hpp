@@ -33,8 +33,8 @@ struct WorkerContext {
   }
   /// Returns the random state of this worker, for a checkpoint; with virtual workers, also of its micro-batches.
   std::string random_state() { return generators ? generators->state() : generator_state(device); }
-  /// Restores the random state. If the checkpoint does not have it, seeds the generators by the seed and the number of
-  /// reports.
+  /// Restores the random state; with virtual workers, also of the micro-batches. If the checkpoint does not have this
+  /// worker's own state, seeds torch's generators by the seed and the number of reports.
   void restore_random_state(const checkpoint::RestoredCheckpoint& saved, std::int64_t training_iteration) {
     if (!generators && saved.random_state)
       set_generator_state(*saved.random_state, device);

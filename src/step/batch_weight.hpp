@@ -15,13 +15,13 @@ struct MicroBatchShare {
   bool fixed = false;  ///< with virtual workers: results must not depend on which rank processes which micro-batch
 };
 
-/// The weight of a batch of a training pass in its step. The batch owns it.
+/// The weight of a batch of a training pass in its step. The batch and the pass share it (BatchWeightPtr).
 struct BatchWeight {
   std::int64_t local = 0;   ///< samples in the batch
   std::int64_t global = 0;  ///< samples in the step, over all ranks; 0 if all ranks weigh the same
   int micro_batch = 0;      ///< index among the rank's micro-batches of the step
   int micro_batches = 1;    ///< the rank's micro-batches of the step
-  std::int64_t number = 0;  ///< increases by one per batch; differs between passes; 0 with a user's sampler
+  std::int64_t number = 0;  ///< differs between passes; increases by one per batch of a pass; 0 with a user's sampler
   int total = 1;            ///< micro-batches of the step, over all ranks
   /// The weight that the program has given to the loss (Session::step); empty: the batch's samples are its weight.
   std::optional<double> given = {};

@@ -46,7 +46,7 @@ BatchWeightPtr with_weight(const BatchWeightPtr& batch, double weight) {
                 "Give what this rank's loss is a mean over, such as a number of tokens: 0, or 1e-9 to 1e12");
   }
   auto weighted = batch ? *batch : BatchWeight{};
-  const bool is_empty = weighted.global > 0 && weighted.local == 0;  // its row is a copy of another rank's
+  const bool is_empty = weighted.global > 0 && weighted.local == 0;  // its sample is a copy of another rank's
   weighted.given = is_empty ? 0 : weight;
   return std::make_shared<const BatchWeight>(weighted);
 }

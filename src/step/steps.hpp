@@ -16,7 +16,8 @@ namespace muster::detail::step {
 
 using BatchWeightPtr = std::shared_ptr<const BatchWeight>;
 
-/// How a pass is cut into steps. Two passes with the same plan and position have batches of equal weight.
+/// How a pass is cut into steps. Two passes with the same plan and position have batches of equal weight, unless they
+/// are over streams, whose length is unknown.
 struct StepPlan {
   std::int64_t samples = 0;       ///< samples of the dataset; 0 for a stream
   std::int64_t global_batch = 0;  ///< samples per step; 0 if the user's own sampler chooses them
@@ -36,11 +37,11 @@ struct OpenPass {
   std::map<std::string, std::string> options = {};
   bool resumable = true;             ///< true if its position can be saved
   bool in_loop = false;              ///< true if begun inside the loop over the epochs
-  bool is_replaced = false;          ///< true if another pass of its kind over the same source has begun since
+  bool is_replaced = false;          ///< true if a pass over the same source and with equal in_loop has begun since
   bool is_of_earlier_epoch = false;  ///< true if another epoch has begun since
   std::int64_t position = 0;         ///< the end of the current batch's step, in samples
   std::int64_t batches = 0;          ///< number of batches handed out
-  std::int64_t taken = 0;            ///< larger for a current batch that was handed out later, over all passes
+  std::int64_t taken = 0;            ///< number of the current batch, in the order of all batches of all passes
   BatchWeightPtr batch = {};         ///< the current batch; null before the first
 };
 
@@ -58,8 +59,8 @@ enum class EpochLoop {
 enum class EpochCount {
   none,           ///< nothing has counted epochs so far
   none_in_state,  ///< nothing has counted epochs so far, nor before the State from which the run was resumed
-  by_loop,
-  own,  ///< the training function has set the epoch
+  by_loop,        ///< a loop over Session::epochs(), or an operator's train(), counts them
+  own,            ///< the training function has set the epoch
 };
 
 /// The epoch that a run is in.
@@ -69,16 +70,18 @@ struct CurrentEpoch {
   EpochCount count = EpochCount::none;
   std::int64_t last_loop_end = -1;  ///< the epoch at which a loop over Session::epochs() has ended
   std::int64_t last_complete = -1;  ///< the last epoch that was saved as complete
-  /// An epoch was saved as complete after so many passes, and then had another pass. The most of all epochs; 0: none.
+  /// The number of passes after which an epoch was saved as complete, although it then had another pass. The largest
+  /// such number of all epochs; 0 if this has not happened.
   std::int64_t passes_before_more = 0;
-  /// If the run was resumed at what looked like the end of an epoch: the number of passes of that epoch; otherwise 0.
+  /// If the run was resumed from a checkpoint that was saved as the end of an epoch: the number of passes that the
+  /// epoch had until then; otherwise 0.
   std::int64_t resumed_after = 0;
   std::int64_t call = -1;  ///< number of the operator trainer's call, from 0; -1 without an operator
 
   bool is_in_loop() const noexcept { return loop == EpochLoop::in_loop; }
   bool has_left_loop() const noexcept { return loop == EpochLoop::between || loop == EpochLoop::after; }
   bool is_after_loop() const noexcept { return loop == EpochLoop::after || loop == EpochLoop::none_left; }
-  /// True if a loop has begun.
+  /// True if the training function is or was inside a loop.
   bool has_looped() const noexcept { return is_in_loop() || has_left_loop(); }
   bool is_counted() const noexcept { return count == EpochCount::by_loop || count == EpochCount::own; }
 };
@@ -86,7 +89,7 @@ struct CurrentEpoch {
 /// Identifies the current batch of an open pass.
 struct BatchOfPass {
   std::int64_t pass = 0;   ///< number of the pass
-  std::int64_t batch = 0;  ///< batches handed out, including this one
+  std::int64_t batch = 0;  ///< number of the batch in the pass, from 1
 };
 
 /// Receives events of a step, on the thread that runs the training function.
@@ -125,10 +128,10 @@ class Steps {
   /// ranks, if open passes have current batches of possibly different weights and no scope says which one counts.
   double weight() const;
 
-  // Called by passes over data.
+  // The following functions are called by passes over data.
   std::int64_t next_number() noexcept { return ++number_; }
-  /// Opens a pass. It replaces an open pass over the same source, which is open again once it hands out its next batch.
-  /// Returns the current batches of the other passes of its kind (inside or outside of the loop over the epochs).
+  /// Opens a pass. It replaces an open pass over the same source; the replaced pass is open again once it hands out its
+  /// next batch. Returns the current batches of the other open passes with the same value of OpenPass::in_loop.
   std::vector<BatchOfPass> begin_pass(OpenPass pass);
   /// Opens a pass over data that are whole on each rank; its batches have no weight and take no steps.
   void begin_whole_pass(OpenPass pass) { whole_.push_back(std::move(pass)); }

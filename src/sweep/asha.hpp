@@ -37,12 +37,14 @@ struct RungScore {
   std::int64_t iteration = 0;  ///< the report that has given the score
   double score = 0;
 };
-/// Returns the scores at the rungs of a trial that has reported these rows.
+/// Returns the scores at the rungs of a trial that has reported these rows. If a report reaches several rungs at once,
+/// its score is that at the last of them.
 std::vector<RungScore> comparisons_in(const std::vector<Json>& rows, const std::vector<std::int64_t>& rungs,
                                       const std::string& metric, ScoreOrder mode);
 
-/// True if a trial with the score `own` continues after a rung. `all`: the scores at this rung so far, with its own. A
-/// trial whose score is not a number counts as worse than all others, even than those whose score is no number, too.
+/// True if a trial with the score `own` continues after a rung: if its score is among the best 1/reduction_factor,
+/// rounded up, of `all`, the scores at this rung so far with its own. A trial whose score is not a number counts as
+/// the worst, even among others whose score is not a number.
 bool continues_after_rung(double own, const std::vector<double>& all, int reduction_factor);
 
 }  // namespace muster::detail::sweep

@@ -115,7 +115,8 @@ void write_tables(const std::filesystem::path& sweep, const std::vector<Trial>& 
   auto& rows = about["trials"] = Json::array();
   std::vector<std::string> columns{"trial", "status"};
   std::vector<Json> lines;
-  // The same names for all rows, so that each column has one meaning.
+  // Names of metrics in any row. A setting with such a name becomes config.NAME in all rows, so that each column has
+  // one meaning.
   std::set<std::string> taken{"trial", "status", "checkpoint", "error"};
   for (const auto& trial : trials)
     if (trial.metrics.is_object())

@@ -1,5 +1,5 @@
-// The files of a sweep: trial.json in each trial's folder has the facts, and sweep.json and sweep.csv summarise all
-// trials.
+// The files of a sweep: trial.json in each trial's folder has the trial's row and counts its lost starts; sweep.json
+// and sweep.csv summarise all trials.
 #pragma once
 
 #include "base/run_names.hpp"
@@ -27,14 +27,15 @@ inline bool has_ended_well(TrialStatus status) noexcept {
 using Settings = std::vector<std::pair<std::string, Json>>;
 Settings settings_of(const Config& config);
 
-/// Convert a trial to a row, for the files and for other ranks, and back. Errors (ExitCode::data) begin with `doing`.
+/// Convert a trial to a row, for the files and for other ranks, and back. If the row is invalid, trial_of() throws an
+/// Error (ExitCode::data) that begins with `doing`.
 Json to_json(const Trial& trial);
 Trial trial_of(const Json& row, const std::filesystem::path& folder, const std::string& doing);
 
 /// The starts of a sweep in which a rank was lost while the trial ran. Kept in trial.json.
 struct LostStarts {
   int count = 0;                 ///< number of such starts since the trial has last made progress
-  run::RunPoints furthest = {};  ///< how far the trial had come when it began to run
+  run::RunPoints furthest = {};  ///< how far the trial had come when it was started last
   bool alone = false;  ///< true if no other trial ran at the same time, so that the lost rank was this trial's
 
   /// A trial has failed for good after this many losses, if it ran alone at the last one.
@@ -42,12 +43,14 @@ struct LostStarts {
   bool are_final() const noexcept { return count >= max_lost_starts && alone; }
 };
 
-/// Returns how far the trial has come; nothing if it has no folder.
+/// Returns how far the trial has come; an empty map if it has no folder or no checkpoint.
 run::RunPoints points_of(const std::filesystem::path& trial);
 
-/// Writes trial.json in the trial's folder, which is made if needed; throws if the sweep's folder is gone. On one rank.
+/// Writes trial.json in the trial's folder, which it makes if needed. Throws an Error if the sweep's folder is gone.
+/// Call it on one rank.
 void write_trial(const Trial& trial, const LostStarts& lost_starts = {});
-/// Returns the losses in trial.json; zero if it has none. Throws an Error (ExitCode::data) if they are invalid.
+/// Returns the lost starts in trial.json; a count of 0 if it has none. Throws an Error (ExitCode::data) if they are
+/// invalid.
 LostStarts read_lost_starts(const std::filesystem::path& trial);
 /// Returns the trial in trial.json; none if there is no such file. Throws an Error (ExitCode::data) if the file is
 /// invalid.

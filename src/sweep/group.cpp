@@ -36,7 +36,7 @@ std::string metrics_in(const std::vector<Json>& rows) {
   return listed(std::vector(names.begin(), names.end()), 8, std::identity());
 }
 
-/// True if the report's validation has given no result so far, so that the metric may come from it.
+/// True if the report's validation is pending or has failed, so that a metric that the row lacks may be one of its own.
 bool lacks_validation(const Json& row) {
   const auto status = row.is_object() ? row.value("checkpoint_status", Json()) : Json();
   return status == "pending_validation" || status == "validation_failed" || status == "validation_timeout";
@@ -63,7 +63,7 @@ class Comparison final : public Callback {
     const auto& scheduler = work_.options.scheduler;
     if (decides_ && std::exchange(looks_for_metric_, false)) look_for_metric(row);
     if (!decides_ || !scheduler) return;
-    over_ = over_ || row.at("training_iteration").get<std::int64_t>() >= scheduler->max_t;
+    is_at_max_t_ = is_at_max_t_ || row.at("training_iteration").get<std::int64_t>() >= scheduler->max_t;
     compare(row);
   }
 
@@ -71,23 +71,23 @@ class Comparison final : public Callback {
     if (decides_ && work_.options.scheduler && fields.at("training_iteration") > decided_) compare(fields);
   }
 
-  bool should_stop() const override { return stopped_ || over_; }
+  bool should_stop() const override { return stopped_ || is_at_max_t_; }
   std::string decides_by() const override { return work_.rungs.empty() || decided_ > 0 ? "" : work_.options.metric; }
   // The checkpoint of the report at which a decision was made holds that decision.
-  Json state() const override { return {{"stopped", stopped_}, {"over", over_}, {"decided", decided_}}; }
+  Json state() const override { return {{"stopped", stopped_}, {"over", is_at_max_t_}, {"decided", decided_}}; }
   void load_state(const Json& state) override {
     stopped_ = state.at("stopped");
-    over_ = state.at("over");
+    is_at_max_t_ = state.at("over");
     decided_ = state.value("decided", std::int64_t{0});
   }
   void on_start(Session&) override {
-    stopped_ = over_ = false;
+    stopped_ = is_at_max_t_ = false;
     decided_ = 0;
   }
 
   /// True if the trial was stopped since others were better.
   bool stopped() const noexcept { return stopped_; }
-  /// True if the sweep has failed elsewhere.
+  /// True if the sweep has failed on another rank, so that no scores can be exchanged.
   bool cut_off() const noexcept { return cut_off_; }
 
  private:
@@ -132,7 +132,7 @@ class Comparison final : public Callback {
   bool& looks_for_metric_;
   /// [rung]: number of the report that was compared, in this start or an earlier one; 0 if none was.
   std::vector<std::int64_t> compared_at_;
-  bool stopped_ = false, over_ = false, cut_off_ = false;
+  bool stopped_ = false, is_at_max_t_ = false, cut_off_ = false;
   std::int64_t decided_ = 0;  ///< number of the last report whose row or validation had the metric
 };
 
@@ -252,8 +252,8 @@ class Group {
     return !ends;
   }
 
-  /// True if training may have stopped because of a time limit, so that its state was saved. False if only validations
-  /// are left, since then it has finished.
+  /// True if the end of the launch's time may have stopped the trial's training. False if the launch has no end, or if
+  /// training has finished and only validations are left.
   bool has_stopped_by_time(const Trial& trial) const {
     if (!work_.launch.time_left()) return false;
     const auto params = read_json_if_intact(trial.path / run_names::params);
@@ -265,7 +265,8 @@ class Group {
     if (work_.launch.rank() == 0) work_.refresh();
   }
 
-  /// Adds the scores that validations after training have given, as a restart would.
+  /// Adds the trial's scores at all rungs, as a new start of the sweep reads them: validations after training may have
+  /// given some that Comparison has not seen.
   void add_scores(int number) const {
     if (!work_.rungs.empty()) try {
         const auto rows = observe::History::read(work_.folder / name_of(number));

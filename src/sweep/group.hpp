@@ -23,7 +23,7 @@ struct SweepWork {
   std::vector<TrialSettings> trial_settings = {};  ///< [trial]
   Json settings = {};                              ///< settings that all trials share; on rank 0 of the launch
   std::vector<Trial> trials = {};                  ///< [trial]: state of each trial when this start of the sweep began
-  std::vector<LostStarts> lost_starts = {};        ///< [trial]; only the counts
+  std::vector<LostStarts> lost_starts = {};        ///< [trial]; only LostStarts::count is set
   std::vector<int> to_do = {};                     ///< numbers of the trials to run, in this order
   bool one_at_a_time = false;                      ///< true if only one trial runs at a time
   std::vector<std::int64_t> rungs = {};            ///< the scheduler's rungs
@@ -37,7 +37,7 @@ Error missing_metric(const std::string& metric, const std::vector<Json>& rows);
 
 /// The file in the sweep's folder by which a group asks the other groups to stop.
 inline constexpr const char* stopping_file = ".stopping";
-/// Creates that file. Never throws: if the file cannot be created, only this group stops.
+/// Creates stopping_file. Never throws: if the file cannot be created, logs a warning, and only this group stops.
 void ask_others_to_stop(const std::filesystem::path& folder) noexcept;
 
 /// Runs trials until none is left or the sweep should stop. An error of a trial is only recorded in the trial's row.

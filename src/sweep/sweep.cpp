@@ -35,7 +35,7 @@ namespace muster {
 namespace detail::sweep {
 namespace {
 
-/// Groups that have no trial left wait for the other groups without a timeout.
+/// Timeout of groups that have no trial left and wait for the other groups: longer than any sweep takes.
 constexpr std::chrono::hours no_timeout{24 * 365};
 
 void check(const SweepOptions& options, const Launch& launch) {
@@ -64,8 +64,9 @@ void check(const SweepOptions& options, const Launch& launch) {
   }
 }
 
-/// True if `settings`, which replace settings of the trials, replace the setting with this full name or a part of it.
-bool fixes(const Json& settings, std::string_view name) {
+/// True if `settings`, of --config or --set, have a value for the setting with this full name, for a part of it, or for
+/// a whole that contains it.
+bool has_value_for(const Json& settings, std::string_view name) {
   const auto* place = &settings;
   for (bool more = true; more && place->is_object();) {
     const auto dot = name.find('.');
@@ -116,9 +117,10 @@ void check_settings(const Space& space, const LaunchFlags& flags) {
   std::vector<Json> files;
   for (const auto& file : flags.config_files) files.push_back(launch::read_config(file));
   for (const auto& [name, domain] : space) {
-    const auto file = std::ranges::find_if(files, [&](const Json& settings) { return fixes(settings, name); });
+    const auto file = std::ranges::find_if(files, [&](const Json& settings) { return has_value_for(settings, name); });
     const bool in_file = file != files.end();
-    const auto set = std::ranges::find_if(flags.set, [&](const auto& text) { return fixes(settings_in(text), name); });
+    const auto set =
+        std::ranges::find_if(flags.set, [&](const auto& text) { return has_value_for(settings_in(text), name); });
     if (in_file || set != flags.set.end())
       throw Error(
           ExitCode::usage, "starting a sweep",
@@ -175,8 +177,8 @@ std::vector<Scores> read_scores(const SweepWork& work, const std::string& metric
   return scores;
 }
 
-/// Returns the settings that all trials share: the trainer's, replaced by those of --config and --set. If the Trainable
-/// is not a trainer's, only those of the flags are known.
+/// Returns the settings that all trials share, without those that the space chooses: the trainer's settings, replaced
+/// by those of --config and --set. If the Trainable is not a trainer's, only those of the flags are known.
 Json common_settings(const SweepWork& work) {
   const auto& flags = work.launch.flags();
   Json settings = Json::object();
@@ -312,7 +314,7 @@ void read_metrics(std::vector<Trial>& trials, const std::string& metric) {
 
 /// Finds the trials that were lost: this launch holds the run's lock, so a trial that is marked as running is not
 /// running. Each of them waits again, or has failed for good. `forgives`: true if trials that had failed for good are
-/// tried again. Returns the losses of each trial.
+/// tried again. Returns the lost starts of each trial.
 std::vector<LostStarts> find_lost_trials(std::vector<Trial>& trials, const std::string& metric, bool forgives) {
   std::vector<LostStarts> all;
   for (auto& trial : trials) {
@@ -355,7 +357,8 @@ std::vector<int> left_to_do(const std::vector<Trial>& trials, const std::vector<
   return numbers;
 }
 
-/// Takes the seed of the sweep that is continued, unless --seed is given. Collective.
+/// Takes the seed of the sweep that is continued, unless --seed is given, and draws the trials' settings by it.
+/// Collective.
 void take_seed(SweepWork& work, const Communicator& world) {
   const auto& flags = work.launch.flags();
   work.seed =

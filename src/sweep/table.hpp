@@ -12,7 +12,7 @@ namespace muster::detail::sweep {
 std::string one_line(const Trial& trial, const std::string& metric);
 
 /// Returns a table: the best `most` trials, then the number of the others, and at the end the line of the best trial.
-/// No line is longer than `width`: columns that do not fit are left out.
+/// No line is longer than `width`: columns that do not fit are left out, and the line of the best trial is shortened.
 std::string table_of(const SweepResult& sweep, std::size_t width = 80, std::size_t most = 20);
 
 }  // namespace muster::detail::sweep

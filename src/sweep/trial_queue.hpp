@@ -17,7 +17,8 @@ using Scores = std::map<int, double>;
 
 class TrialQueue {
  public:
-  /// `rungs`: for each rung, the scores from earlier starts, the same on all ranks. Collective.
+  /// `rungs`: for each rung, the scores from earlier starts, the same on all ranks. `timeout`: how long a call waits
+  /// for rank 0, which keeps the numbers and scores. Collective.
   TrialQueue(const Communicator& world, const std::vector<Scores>& rungs, std::chrono::milliseconds timeout);
 
   /// Returns 0, 1, 2, …: a different number at each call on any rank.

@@ -16,14 +16,14 @@ namespace muster::detail::trainer {
 namespace {
 
 /// How an attempt has ended on this worker.
-struct AttemptEnd {
+struct AttemptOnWorker {
   Json return_value = {};  ///< the training function's return value
   bool stopped = false;    ///< true if it was stopped on request
   /// The step with bad gradients because of which training goes back to the newest checkpoint; none if there is no such
   /// step.
   std::optional<session::BadSteps::OptimizerStepId> rollback_step = {};
   bool calls_differ = false;  ///< true if this worker has found that another worker is in a different collective call
-  Json passes = Json::object();  ///< this worker's passes, by SamePasses::noted(), if the attempt has failed
+  Json passes = Json::object();  ///< SamePasses::noted() on this worker, if the attempt has failed
 };
 
 /// True if the exception that is being handled is a CallMismatch. Call it in a catch block.
@@ -41,7 +41,7 @@ bool handles_call_mismatch() {
 /// observers, and rethrows. Collective over the workers.
 void attempt(const run::ResolvedOptions& resolved, const run::RunFolder& run, const Communicator& workers,
              const Communicator& control, at::Device device, const TrainLoop& train_loop, session::BadSteps& bad_steps,
-             session::Validation& validation, AttemptEnd& end) {
+             session::Validation& validation, AttemptOnWorker& end) {
   session::OpenSession session(resolved, run, workers, control, device, bad_steps);
   if (validation.is_configured()) session.state().outputs.validation = &validation;
   try {
@@ -67,9 +67,9 @@ void attempt(const run::ResolvedOptions& resolved, const run::RunFolder& run, co
   }
 }
 
-/// If workers have passes with different options, they soon make different calls. If that has happened, returns an
-/// Error that names the option; otherwise returns `error`. Collective.
-Error with_cause_in_passes(const Communicator& world, const AttemptEnd& end, const Error& error) {
+/// Workers whose passes have different options soon make different collective calls. If a worker has noticed different
+/// calls and the options differ, returns an Error that names the option; otherwise returns `error`. Collective.
+Error with_cause_in_passes(const Communicator& world, const AttemptOnWorker& end, const Error& error) {
   if (world.all_reduce(std::int64_t{end.calls_differ}, ReduceOp::max) == 0) return error;
   std::vector<Json> of_ranks;
   for (const auto& text : world.all_gather(json_text_lossy(end.passes))) of_ranks.push_back(json_from_text(text));
@@ -96,9 +96,9 @@ bool pause(const run::ResolvedOptions& resolved, std::chrono::seconds time) {
   return false;
 }
 
-/// Returns the Error for a run that was asked to stop between two attempts: "stopped", since the newest checkpoint has
-/// the state. If there is no checkpoint, an Error with ExitCode::retry says so. But if the last attempt has ended with
-/// ExitCode::retry (for example since it could not save), returns `error`. Collective.
+/// Returns the Error for a run that was asked to stop between two attempts: one with ExitCode::stopped if there is a
+/// checkpoint, which has the state; otherwise one with ExitCode::retry. But if the last attempt has ended with
+/// ExitCode::retry (for example since it could not save), returns its `error`. Collective.
 Error stopped_between_attempts(const run::ResolvedOptions& resolved, const run::RunFolder& run, const Error& error) {
   if (error.code() == ExitCode::retry) return error;
   if (resolved.world().rank() == 0) log::warn(error.what());
@@ -177,7 +177,7 @@ TrainingOutcome train_with_retries(const run::ResolvedOptions& resolved, const r
     // A failed attempt may leave collectives unfinished, so each attempt has communicators of its own.
     const auto workers = world.split(resolved.is_worker() ? 0 : 1);
     const auto control = workers.duplicate();
-    AttemptEnd end;
+    AttemptOnWorker end;
     std::map<int, std::string> errors;
     validation.begin_attempt();
     auto error = comm::attempt_on_all(
@@ -197,7 +197,7 @@ TrainingOutcome train_with_retries(const run::ResolvedOptions& resolved, const r
     }
     if (error->code() != ExitCode::stopped && world.rank() == 0) run.write_error(error->what());
     if (error->code() == ExitCode::stopped) {
-      if (world.rank() == 0) run.clear_error();  // of an earlier attempt
+      if (world.rank() == 0) run.clear_error();  // an earlier attempt may have written it
       return {.error = error};
     }
     // The workers were stopped and could not save anything. Ranks that do not train learn of it here.

@@ -20,11 +20,12 @@ namespace muster::detail::trainer {
 /// and no data.
 MUSTER_INTERNAL_API at::Device check_device_and_data(const run::ResolvedOptions& resolved);
 
-/// Returns the backend of TorchTrainer. Local.
+/// Returns the backend of TorchTrainer. Not collective.
 MUSTER_INTERNAL_API std::shared_ptr<const BackendConfig> torch_backend(const TorchConfig& config);
 
-/// Writes params.json and logs the start. With --resume auto, returns false, with a message, if the run is already
-/// finished and had the same train_loop_config; then it removes unfinished checkpoints of an interrupted job.
+/// Writes params.json, removes error.txt and logs the start. With --resume auto, returns false, with a message, if the
+/// run is already finished and had the same train_loop_config; then it only removes error.txt and unfinished
+/// checkpoints of an interrupted job.
 MUSTER_INTERNAL_API bool begin_run(const run::ResolvedOptions& resolved, run::RunFolder& run);
 
 /// How training has ended.
@@ -34,8 +35,9 @@ struct TrainingOutcome {
 };
 
 /// Trains, again after each failure that is worth a retry, until an attempt succeeds, the run is stopped, or
-/// FailureConfig or --max-failures allows no more attempts. Each attempt resumes from the newest checkpoint. Ranks that
-/// do not train validate meanwhile. Returns how the last attempt has ended.
+/// FailureConfig or --max-failures allows no more attempts. Each attempt resumes from the newest checkpoint. An attempt
+/// that ends to go back because of bad gradients (BadNumbers::roll_back) is no failure. Ranks that do not train
+/// validate meanwhile. Returns how the last attempt has ended.
 TrainingOutcome train_with_retries(const run::ResolvedOptions& resolved, const run::RunFolder& run, at::Device device,
                                    const TrainLoop& train_loop, session::Validation& validation);
 

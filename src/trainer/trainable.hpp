@@ -1,4 +1,4 @@
-// The return type of a trainer's as_trainable(), which sweeps use.
+// The function object in the Trainable that a trainer's as_trainable() returns. Sweeps recognise it by its type.
 #pragma once
 
 #include "muster/trainer.hpp"

@@ -41,7 +41,7 @@ struct RunContent {
   }
 };
 
-/// Reads a run's RunContent from its folder. What cannot be read keeps its default.
+/// Reads a run's RunContent from its folder. If a part cannot be read, it and the following parts keep their defaults.
 RunContent content_of(const detail::run::RunFolder& run) noexcept {
   RunContent content;
   try {

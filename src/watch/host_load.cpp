@@ -94,7 +94,7 @@ HostLoad HostLoadReader::read() {
   run_queue_ns_ += longest;
   load.run_queue_ns = run_queue_ns_;
   const auto group = content(group_stat_, buffer);
-  load.throttled_ns = number_of(group, "throttled_time ");  // version 1, in nanoseconds
+  load.throttled_ns = number_of(group, "throttled_time ");  // control groups version 1
   if (load.throttled_ns == 0) load.throttled_ns = 1000 * number_of(group, "throttled_usec ");
   auto stat = content(process_stat_, buffer);
   stat.remove_prefix(std::min(stat.size(), stat.rfind(')') + 2));  // the name may hold spaces

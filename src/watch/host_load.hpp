@@ -9,10 +9,10 @@
 
 namespace muster::detail::watch {
 
-/// Totals since the process, the control group or the host began; 0 where the kernel does not tell. Only differences
-/// between two readings mean something.
+/// Totals, each since a moment of its own: only differences between two readings of one HostLoadReader mean something.
+/// 0 where the kernel does not tell.
 struct HostLoad {
-  std::int64_t run_queue_ns = 0;      ///< a watched thread was ready to run but had no core (proc(5), schedstat)
+  std::int64_t run_queue_ns = 0;      ///< a watched thread was ready to run but had no core (schedstat in proc)
   std::int64_t other_threads_ns = 0;  ///< CPU time of the process's threads that are not watched, to about 10 ms
   std::int64_t throttled_ns = 0;      ///< the control group had used up its quota of processor time (cpu.stat)
   std::int64_t major_faults = 0;      ///< pages that had to be read from a disk or from swap (proc(5), stat)
@@ -49,7 +49,7 @@ class HostLoadReader {
   std::int64_t throttles_on_arrival_ = 0;  ///< the current core's count when the thread came to it
 };
 
-/// The resident memory of this process; 0 if it is not known.
+/// The resident memory of this process in bytes; 0 if it is not known.
 std::int64_t memory_bytes(const std::filesystem::path& root = "/");
 
 }  // namespace muster::detail::watch

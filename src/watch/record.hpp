@@ -39,14 +39,16 @@ struct CallEntry {
 /// The last calls of a rank. Any thread of its process writes; any process that maps the memory reads.
 class CallLog {
  public:
+  /// The number of a recorded call, from 1, in the order in which the calls have begun.
   using Ticket = std::uint64_t;
   static constexpr std::size_t slots = 128;
 
+  /// Records that a call begins. `name`: the caller's name for it, or null for that of the ScopedCallName.
   Ticket begin(std::uint64_t channel, std::uint64_t call_number, const Call& call, const char* name) noexcept;
   void end(Ticket ticket) noexcept;
   /// Returns up to `most` of the last calls, the oldest first. Entries that are being written are left out.
   std::vector<CallEntry> last(std::size_t most = slots) const;
-  /// Returns the call of that call number on the channel, if it is still recorded.
+  /// Returns the call with this number on the channel, if it is still recorded.
   std::optional<CallEntry> find(std::uint64_t channel, std::uint64_t call_number) const;
 
  private:
@@ -101,7 +103,7 @@ struct Record {
   std::atomic<std::int32_t> process;  ///< process id
   std::atomic<std::int64_t> started;  ///< start_time_of(process), since the id may be reused by another process
   std::atomic<std::int64_t> step, epoch;
-  std::atomic<std::int64_t> busy_until;  ///< announced by keep_alive(); in nanoseconds of now()
+  std::atomic<std::int64_t> busy_until;  ///< until when the others wait for this rank (keep_alive()); in ns of now()
   /// The call in which the main thread has waited for at least 100 ms; call number 0 if there is none.
   std::atomic<std::uint64_t> waits_channel, waits_call_number;
   /// Another rank increments `stack_requests` to ask for the main thread's stack. The rank writes `stack` and then sets
@@ -123,6 +125,7 @@ class MUSTER_INTERNAL_API ScopedCallName {
   ScopedCallName(const ScopedCallName&) = delete;
   ScopedCallName& operator=(const ScopedCallName&) = delete;
 
+  /// Returns the name of the innermost scope of this thread; null if there is none.
   static const char* name() noexcept;
 
  private:

@@ -18,7 +18,7 @@ struct Recorder {
   std::mutex mutex;
   std::vector<TraceEvent> ring;
   std::size_t capacity = 0;
-  std::uint64_t recorded = 0;  ///< events so far; more than `capacity` if the oldest were replaced
+  std::uint64_t recorded = 0;  ///< number of events so far; more than `capacity` if the oldest were replaced
   std::vector<std::string> threads;
   std::uint64_t traces_taken = 0;
   std::unordered_set<std::string> texts;  ///< see interned()
@@ -28,7 +28,7 @@ Recorder& recorder() {
   return *only;
 }
 
-/// A thread's index in Recorder::threads, which is valid for one trace: the one after `traces_taken` others.
+/// A thread's index in Recorder::threads. It is valid only as long as `traces_taken` equals Recorder::traces_taken.
 struct ThreadIndex {
   std::uint32_t index = 0;
   std::uint64_t traces_taken = 0;

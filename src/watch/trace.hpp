@@ -25,7 +25,7 @@ struct TraceEvent {
   const char* name = "";  ///< lives as long as the process
   TraceTrack track = TraceTrack::thread;
   std::uint32_t thread = 0;               ///< index in Trace::threads
-  std::int64_t begin_ns = 0, end_ns = 0;  ///< trace_clock()
+  std::int64_t begin_ns = 0, end_ns = 0;  ///< values of trace_clock()
   std::uint64_t channel = 0, call = 0;    ///< ids of a collective call, the same on all ranks; 0 for other events
   std::int64_t number = -1;               ///< number of the step or bucket; −1 if none
   std::int64_t bytes = -1;                ///< bytes that are reduced or exchanged; −1 if unknown
@@ -59,7 +59,7 @@ Trace take_trace();
 
 /// Records an event of this thread; `event.thread` is filled in. Any thread. Does nothing while nothing is recorded.
 void record(TraceEvent event) noexcept;
-/// Records an event that has begun and ends now. Does nothing if its begin_ns is 0.
+/// Records an event that has begun and ends now. Does nothing if its begin_ns is 0, or while nothing is recorded.
 inline void record_until_now(TraceEvent event) noexcept {
   if (event.begin_ns == 0 || !is_tracing()) return;
   event.end_ns = trace_clock();
