@@ -31,7 +31,8 @@ struct NodeFolder {
   int node = 0;
 };
 
-/// Returns the tier's folders that this rank finds, as [names, warnings].
+/// Returns [names, warnings]: the names of the tier's folders that this rank finds and trusts, and a warning for each
+/// other folder and each failure.
 Json folders_here(const NotedTier& tier) {
   std::set<std::string> names, warnings;
   std::error_code error;
@@ -60,7 +61,7 @@ Json folders_here(const NotedTier& tier) {
 }
 
 /// Returns the tier's folders that the nodes find. If several nodes find the same folder (shared storage), the first of
-/// them is responsible for it. With `warn`, rank 0 logs a warning for each folder that is not trusted. Collective.
+/// them is responsible for it. With `warn`, rank 0 logs the warnings of folders_here(). Collective.
 std::vector<NodeFolder> find_folders(const Communicator& communicator, const NotedTier& tier, bool warn) {
   const auto& topology = communicator.topology();
   std::vector<NodeFolder> folders;
@@ -81,7 +82,7 @@ std::vector<NodeFolder> find_folders(const Communicator& communicator, const Not
 /// What the first rank of a node has read of a checkpoint in one folder.
 struct Found {
   std::string manifest = {};  ///< text of the manifest; empty if it cannot be read
-  std::string problem = {};
+  std::string problem = {};   ///< why the manifest cannot be read; empty if it can
 };
 
 /// Returns for each folder its checkpoints, by index. Collective.

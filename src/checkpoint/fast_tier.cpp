@@ -104,11 +104,11 @@ void FastTiers::settle(const Communicator& communicator, const Save& save) {
           return or_warn("noting the oldest checkpoint in the fast tier", [&] { note_first(*run_, index); });
         }))
       first_ = index;  // if the note could not be written, it names the old `first_`, which must stay
-    clear(index, /*after=*/false);
+    clear(index, /*all=*/false);
     copy(communicator, save);
   }
   if (own_ || has_earlier_) release(communicator);
-  if (own_) clear(index, /*after=*/true);
+  if (own_) clear(index, /*all=*/true);
 }
 
 void FastTiers::release_earlier(const Communicator& communicator) {
@@ -131,7 +131,7 @@ void FastTiers::copy(const Communicator& communicator, const Save& save) {
 }
 
 void FastTiers::release(const Communicator& communicator) {
-  // Called when the run's folder has a checkpoint at least as new as those in all tiers.
+  // Called when the run's folder has a checkpoint at least as new as those in all tiers, or when they are rolled back.
   const bool noted = run_on_root(communicator, [&] {
     return or_warn("noting what has been copied from the fast tier", [&] {
       auto note = read_note(*run_);
@@ -145,11 +145,11 @@ void FastTiers::release(const Communicator& communicator) {
     remove_unused_tiers(communicator, *run_, own_ ? own_->tier->folder() : fs::path());
 }
 
-void FastTiers::clear(int index, bool after) const noexcept {
+void FastTiers::clear(int index, bool all) const noexcept {
   if (!own_->is_leader) return;
   or_warn("removing what has been copied from the fast tier", [&] {
     for (const auto& [there, path] : own_->tier->list().published)
-      if (after || (there < index && there != first_)) own_->tier->remove(there);
+      if (all || (there < index && there != first_)) own_->tier->remove(there);
   });
 }
 

@@ -76,8 +76,8 @@ class Save {
   void write(const Communicator& communicator);
   /// Writes the manifest and gives the checkpoint its published name. Called after write() has ended on all ranks.
   void complete(const Communicator& communicator);
-  /// Calls `steps`, some of these functions. If it throws, removes the unfinished checkpoint if this rank is its
-  /// leader, and rethrows.
+  /// Calls `steps`, which calls some of the functions above. If `steps` throws, removes the unfinished checkpoint if
+  /// this rank is its leader (SaveTarget::is_leader), and rethrows.
   template <class Work>
   void or_abandon(const Work& steps) const {
     try {

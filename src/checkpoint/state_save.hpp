@@ -17,7 +17,7 @@ namespace muster::detail::checkpoint {
 
 struct CheckpointContents;
 
-/// The state's part of a Save. Save calls these functions from its own functions of the same names.
+/// The state's part of a Save. Save calls prepare(), take_snapshot() and write() from its functions of these names.
 class StateSave {
  public:
   /// `contents` must outlive this object.
@@ -62,7 +62,7 @@ class StateSave {
   Layout layout_;
   std::vector<int> writers_;              // for each piece of state.h5, the rank that writes it
   std::vector<FileBytes> rows_;           // bytes of per-rank tensors that this rank writes
-  std::vector<std::uint32_t> checksums_;  // [pieces]; rank 0 stores its own in the manifest
+  std::vector<std::uint32_t> checksums_;  // of all pieces of state.h5; rank 0 puts its list into the manifest
 };
 
 }  // namespace muster::detail::checkpoint

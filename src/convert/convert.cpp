@@ -96,7 +96,8 @@ class Order {
   std::vector<std::int64_t> chosen_, counted_;
 };
 
-/// `last`: the last column, which holds the classes; it is loaded if per_class is set.
+/// Returns the samples to write, in order. `last`: the last column; if per_class is set, it must hold the classes, and
+/// is loaded.
 Order choose(InputColumn& last, const ConvertOptions& options) {
   if (!options.shuffle && !options.per_class) return Order(last.samples());
   std::vector<std::int64_t> order(static_cast<std::size_t>(last.samples()));

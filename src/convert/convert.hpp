@@ -33,7 +33,8 @@ class InputStream {
 /// A file that is read once, in order. Errors are ExitCode::data and name it.
 class InputFile {
  public:
-  /// A file on the disk, gzipped or not. `progress`: that of ConvertOptions, called before each piece that is read.
+  /// A file on the disk, gzipped or not. `progress`: ConvertOptions::progress, called with 0, 0 before each
+  /// piece that is read.
   explicit InputFile(const std::filesystem::path& path, Progress progress = {});
   /// Other bytes. `shown`: their name in errors.
   InputFile(std::string shown, std::unique_ptr<InputStream> stream, Progress progress = {});
@@ -78,7 +79,7 @@ struct NumberType {
 /// The largest factor by which deflate makes bytes smaller.
 inline constexpr std::uint64_t most_deflated = 1032;
 
-/// How many indices at the begin are consecutive.
+/// How many indices at the beginning are consecutive.
 std::size_t consecutive(std::span<const std::int64_t> indices) noexcept;
 
 /// A column of samples: still in its file, or held in memory.
@@ -141,8 +142,8 @@ std::vector<std::string> names_of(std::size_t columns, const ConvertOptions& opt
 void check_conversion(const std::vector<std::filesystem::path>& inputs, std::size_t columns,
                       const std::vector<std::string>& names, const std::filesystem::path& output,
                       const ConvertOptions& options);
-/// Writes the columns under these names. Returns the files written. `samples`: only so many, in the order of the input;
-/// for columns of an HDF5 file.
+/// Writes the columns under these names. Returns the files written. `samples`: writes only so many samples from the
+/// beginning, in the order of the input; only for columns of an HDF5 file.
 std::vector<std::filesystem::path> convert_columns(std::vector<InputColumn> columns,
                                                    const std::vector<std::string>& names,
                                                    const std::filesystem::path& output, const ConvertOptions& options,

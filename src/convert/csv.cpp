@@ -127,13 +127,13 @@ bool is_missing(std::string_view field) {
 }
 
 constexpr double largest_float_whole = 1 << 24;  ///< float32 holds all whole numbers up to it
-constexpr double no_fractions = 0x1p52;          ///< double holds none from here on
+constexpr double no_fractions = 0x1p52;          ///< doubles from here on are whole numbers
 
 /// The whole number that the digits of a field make, with its point and its exponent; none if it has a fraction, or if
 /// int64 does not hold it.
 std::optional<std::int64_t> exact_whole(std::string_view field) {
   const auto e = std::min(field.find_first_of("eE"), field.size());
-  std::int64_t zeros = 0;  // that are missing behind the digits
+  std::int64_t zeros = 0;  // how many to append to the digits; if negative, how many digits are behind the point
   if (e < field.size() && parse(field.substr(e + 1), zeros) != std::errc{}) return {};
   std::string digits(field.substr(0, e));
   if (const auto point = digits.find('.'); point != std::string::npos) {
@@ -227,7 +227,7 @@ class Values {
   bool is_target_;
   bool are_whole_ = true, are_digits_ = true;  ///< digits: written without a point and an exponent
   bool has_large_ = false;                     ///< one is a whole number that float32 may not hold
-  bool is_rounded_ = false;                    ///< one is a large number that double does not hold
+  bool is_rounded_ = false;                    ///< one is a large number that double does not hold exactly
   std::vector<std::byte> values_;
 };
 

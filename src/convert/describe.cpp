@@ -69,7 +69,7 @@ std::string in_shell(const std::string& word) {
   return quoted + "'";
 }
 
-/// A path on a command line, where no flag can be meant.
+/// A path on a command line, so that no program takes it for a flag.
 std::string path_in_shell(const std::string& path) { return in_shell(path.starts_with('-') ? "./" + path : path); }
 
 const char* layout_name(H5D_layout_t layout) {
@@ -100,7 +100,8 @@ convert::StoredColumn stored_column(hid_t dataset, const std::string& name, cons
   return column;
 }
 
-/// The advice about values that were never written; null if there are none.
+/// The advice about values that were never written. Null if there are none, or if some chunks are written and HDF5 is
+/// older than 1.10.5, which cannot count them.
 const char* unwritten_values(const convert::StoredColumn& column, hid_t dataset) {
   const auto creation = hdf5::dataset_property(dataset, H5Dget_create_plist, "reading the layout of " + column.name);
   if (H5Pget_layout(creation.get()) == H5D_VIRTUAL || column.bytes == 0) return nullptr;

@@ -22,9 +22,9 @@ struct ColumnDimensions {
 
 ColumnDimensions dimensions_of(hid_t dataset, const std::string& name, const std::string& shown);
 
-/// Forgets each scale that belongs both to the first dimension of a column and to another dimension, since the copy has
-/// other samples, or another order of them, along the first only. A column that is such a scale itself
-/// keeps it for its own first dimension.
+/// For a copy with other samples than the file, or with another order of them. Forgets each scale that belongs both to
+/// the first dimension of a column, which has changed, and to another dimension, which has not. A column that is such a
+/// scale itself keeps it for its own first dimension.
 void forget_ambiguous(std::vector<ColumnDimensions>& columns);
 
 /// Attaches their scales to the dimensions of the columns of a new file. A scale is the copied column that was the

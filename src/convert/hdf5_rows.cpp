@@ -276,7 +276,8 @@ void Hdf5Rows::decode(std::int64_t number, const hdf5::StoredChunk& stored, std:
                            "reading " + shown_ + ", " + chunks_->index.text(number));
 }
 
-/// Copies those of a chunk's rows that are wanted; the fill value if `chunk` is empty.
+/// Copies the rows from `first` to `first` + `count` − 1 that lie in chunk `number`. If `chunk` is empty, they get the
+/// fill value.
 void Hdf5Rows::copy_rows(std::int64_t number, std::int64_t first, std::int64_t count, std::span<const std::byte> chunk,
                          std::span<std::byte> into) const {
   const auto& layout = chunks_->layout;

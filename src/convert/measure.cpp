@@ -45,7 +45,7 @@ struct Measured {
   }
 };
 
-/// The mean number of values of a sample of different length; 1 for other datasets.
+/// The mean length of a sample if the samples have different lengths; 1 for other datasets.
 double mean_length(const Measured& all) {
   if (!all.is_ragged()) return 1;
   const auto& ragged = all.description.at("ragged");
@@ -87,7 +87,7 @@ bool keeps_values(const Measured& all) {
 
 /// The number of samples with about so many bytes, in whole chunks: a chunk is decoded whole.
 std::int64_t samples_of(const Measured& all, std::int64_t bytes) {
-  // HDF5 reads such a column whole at its first sample.
+  // A column that HDF5 reads and that is kept in memory is read whole at its first sample.
   if (has_reader(all, "hdf5") && keeps_values(all)) return all.samples;
   std::int64_t rows = 1;
   for (const auto& column : all.description.at("columns"))

@@ -14,10 +14,10 @@
 namespace muster::detail::hdf5 {
 
 /// Values keep their type, with these exceptions. uint16 and uint32 become the next larger signed type, uint64 becomes
-/// int64, and enumerations become their integers. Integers of 1 or 2 bytes and half floats become float32 if they are
-/// packed, and wider integers become float64. If values are not packed, only floats can be missing. Half floats that
-/// can be missing become float32, too. Integers with NetCDF's attribute _Unsigned are unsigned or signed as it
-/// says.
+/// int64, and enumerations become their integers, except h5py's booleans. If values are scaled (Packing::is_scaled),
+/// integers of 1 or 2 bytes and 16-bit floats become float32, and wider integers become float64. Missing values become
+/// NaN, except integers that are not scaled. 16-bit floats that can be missing become float32, too. NetCDF's attribute
+/// _Unsigned decides whether integers are signed.
 class MUSTER_INTERNAL_API Conversion {
  public:
   /// `type`: of a dataset. Throws an Error (ExitCode::data) that names the kind if it holds no numbers.

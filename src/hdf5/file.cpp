@@ -20,7 +20,8 @@
 namespace muster::detail::hdf5 {
 namespace {
 
-/// Access properties: no file locks, and closing a file also closes the objects in it that are still open.
+/// Access properties: no file locks (HDF5 before 1.10.7 has no setting for them), and closing a file also closes the
+/// objects in it that are still open.
 Handle file_access(const std::string& doing, ExitCode code) {
   auto access = make_properties(H5P_FILE_ACCESS, doing, code);
 #if H5_VERSION_GE(1, 10, 7)
@@ -170,7 +171,7 @@ Handle open_dataset(hid_t file, const std::string& name, const std::string& show
   if (H5Pget_external_count(creation.get()) > 0)
     throw Error(ExitCode::data, doing, "its values lie in other files (external storage)", "Copy them into the file");
   if (H5Pget_layout(creation.get()) == H5D_VIRTUAL) return with_sources(std::move(dataset), creation.get(), shown);
-  static_cast<void>(foreign_chunks(dataset.get()));  // which throws what is wrong with them
+  static_cast<void>(foreign_chunks(dataset.get()));  // throws an Error if the chunks are outside and unusable
   return dataset;
 }
 

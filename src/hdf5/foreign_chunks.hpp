@@ -28,8 +28,8 @@ class ForeignChunks {
   /// How much is stored. stored() looks at the files of about `most` chunks, at fixed places, and estimates the rest.
   struct Stored {
     std::uint64_t bytes = 0;
-    bool is_whole = true;        ///< none of these chunks is missing
-    std::uint32_t checksum = 0;  ///< of the metadata and of the sizes of these chunks
+    bool is_whole = true;        ///< none of the chunks that stored() has looked at is missing
+    std::uint32_t checksum = 0;  ///< of the metadata and of the sizes of the chunks that stored() has looked at
   };
   virtual Stored stored(std::int64_t most) const = 0;
 };

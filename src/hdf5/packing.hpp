@@ -11,8 +11,9 @@
 
 namespace muster::detail::hdf5 {
 
-/// A stored value v stands for v × scale + offset, or for NaN if it is one of `missing`, below `least` or above `most`:
-/// attributes scale_factor, add_offset, _FillValue, missing_value, valid_min, valid_max and valid_range of the CF
+/// A stored value v stands for v × scale + offset, or for NaN if it is one of `missing`, below `least` or above `most`
+/// (Conversion says what becomes of integers without a scale or offset). The values come from the attributes
+/// scale_factor, add_offset, _FillValue, missing_value, valid_min, valid_max and valid_range of the CF
 /// conventions, sections 2.5.1 and 8.1.
 struct Packing {
   static constexpr double no_limit = std::numeric_limits<double>::infinity();

@@ -20,7 +20,7 @@ void interleave(const std::byte* from, std::size_t stride, std::size_t count, st
     for (std::size_t plane = 0; plane < Planes; ++plane) into[i * Planes + plane] = from[plane * stride + i];
 }
 
-/// The same for any number of planes, in tiles that stay in the cache.
+/// Like interleave<Planes>(), for any number of planes, in tiles that stay in the cache.
 void interleave(const std::byte* from, std::size_t stride, std::size_t count, std::size_t planes, std::byte* into) {
   constexpr std::size_t tile = 64;
   for (std::size_t begin = 0; begin < count; begin += tile) {

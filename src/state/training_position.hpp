@@ -18,7 +18,7 @@ struct TrainingPosition {
   std::int64_t epoch = 0;
   bool epoch_complete = true;
   bool epoch_counted = true;     ///< session.epochs() or the training function has begun to count epochs
-  bool several_reports = false;  ///< trained between two reports with a State in one epoch; see session::EpochEnd
+  bool several_reports = false;  ///< two reports with a State in one epoch, training between; see session::EpochEnd
   std::int64_t passes_before_more = 0;  ///< see step::CurrentEpoch
   std::int64_t global_step = 0;
   std::int64_t samples_since_report = 0;  ///< not 0 if the checkpoint was made between two reports

@@ -16,7 +16,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Smaller files go through the page cache, from which a restarted run reads them quickly.
+/// Larger files bypass the page cache, and their disk space is reserved when they are created. Smaller files stay in
+/// the page cache, from which a restarted run reads them quickly.
 constexpr std::uint64_t min_direct_bytes = 16 << 20;
 
 [[noreturn]] void fail(const std::string& doing) {

@@ -1,7 +1,7 @@
-// A tier is a place where a run's checkpoints lie. Its interface has the writing of a checkpoint's files, and the
-// operations on a checkpoint as a whole. A tier knows neither ranks nor the content of checkpoints. FolderTier is a
-// folder of a file system. Another place, such as object storage, needs another class derived from Tier, which
-// tier_of() returns for the paths of that place.
+// A tier is a place where a run's checkpoints lie. It writes the files of a checkpoint, and publishes, lists, names and
+// removes whole checkpoints. It knows neither ranks nor the content of checkpoints. FolderTier is a folder of a file
+// system. Another place, such as object storage, needs another class derived from Tier, which tier_of() must return for
+// the paths of that place.
 #pragma once
 
 #include <cstddef>

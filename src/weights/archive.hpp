@@ -31,12 +31,14 @@ class Archive {
   bool stored(const std::string& name) const { return find(name).stored; }
 
   const std::filesystem::path& path() const noexcept { return file_.path(); }
-  /// Returns the archive's own name, with a slash: the folder in which `name` lies; empty if there is no such record.
+  /// Returns the archive's own name, with a slash: the topmost folder, in which `name` lies; empty if no such record is
+  /// there.
   std::string folder_of(const std::string& name) const;
 
   /// Refuses an archive with compressed or encrypted records, which torch.save() and torch.export.save() never write.
   void check_stored() const;
-  /// Verifies the checksums of the records that are neither compressed nor encrypted; the tensors are among them.
+  /// Verifies the checksums of the records that are neither compressed nor encrypted; the tensors are among them. If
+  /// the archive has no checksums, it only reads the records.
   void check_sums() const;
 
   std::uint64_t bytes_in(const std::string& name) const { return find(name).bytes; }

@@ -70,8 +70,8 @@ at::ScalarType find_type(std::span<const at::ScalarType> types, const std::strin
   return *known;
 }
 
-/// Runs the stack machine that a pickle is a program for. It owns all values, so they may refer to each other in any
-/// way, in cycles too.
+/// Runs a pickle, which is a program for a stack machine. Owns all values, so they may refer to each other in any way,
+/// also in cycles.
 class Unpickler {
  public:
   Unpickler(std::string_view pickle, const StorageReader& storages) : pickle_(pickle), storages_(storages) {}

@@ -95,7 +95,7 @@ void save_torch(const StateDict& state, const std::filesystem::path& path, const
     auto plain = tensor.detach().resolve_conj().resolve_neg().cpu();
     // An expanded tensor is written in full, because load_torch() refuses tensors larger than their storage.
     if (plain.nbytes() > plain.storage().nbytes()) plain = plain.contiguous();
-    // A storage in the file has one type, that of its first tensor. Views of other types are written apart.
+    // A storage in the file has one type, that of its first tensor. Views of other types get a storage of their own.
     const auto [first, is_first] = types.try_emplace(plain.storage().data(), plain.scalar_type());
     if (first->second != plain.scalar_type()) plain = plain.clone();
     storages[plain.storage().data()] = plain.storage().nbytes();

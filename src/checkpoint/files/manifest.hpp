@@ -24,8 +24,8 @@
 //
 // The tensor "random" [world_size, bytes] holds the random state of each rank. A tensor "gradients/model/fc.weight" is
 // a gradient that waited for an optimizer's step, and "gradient_weights/…" is its weight; neither has an entry in
-// "values". "checksum" is the CRC-32 of all bytes before its line, in hexadecimal. The first three lines and the last
-// two have the same form in every version.
+// "values". "checksum" is the CRC-32 of all bytes before its line, in hexadecimal. In every version, the first lines
+// are "{", "format" and "version", and the last lines are "checksum" and "}", in the same form.
 #pragma once
 
 #include "base/export.hpp"

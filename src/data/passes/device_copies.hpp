@@ -24,8 +24,8 @@ struct DeviceCopy {
 };
 
 /// A batch is put into pinned host memory, from where the device fetches it on a stream of its own, while other streams
-/// compute. No thread waits for the copy: the stream that uses the batch does, on the device. Pinned memory is used
-/// again once its copy is over. Thread-safe.
+/// compute. The stream that uses the batch waits for the copy, on the device; threads do not wait, unless many copies
+/// are under way (start()). Pinned memory is used again once its copy is over. Thread-safe.
 class DeviceCopies {
  public:
   struct Column {

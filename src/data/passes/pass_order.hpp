@@ -20,7 +20,8 @@ struct PassData {
   std::int64_t count = 0;                          ///< samples of the dataset; 0 if not known
   Blocks blocks = {};                              ///< in which they are stored, if that matters
   std::shared_ptr<const AliasTable> weights = {};  ///< of BatchOptions::weights; null: each sample comes once
-  /// The lengths of the samples; null, or a result of null, if all have the same. Called for an order in buckets only.
+  /// Returns the lengths of the samples. The function is null or returns null if all samples have the same length.
+  /// Called only for an order in buckets of like length.
   std::function<std::shared_ptr<const Lengths>()> lengths = {};
 };
 
@@ -43,7 +44,7 @@ struct PassOrder {
   std::optional<bool> shuffle = {};               ///< none if not known
   std::optional<std::uint64_t> window_seed = {};  ///< seed of the local shuffle; none if not known
   Blocks blocks = {};
-  bool uses_name = true;            ///< false in a pass of a version whose orders did not depend on the dataset's name
+  bool uses_name = true;            ///< false if an early version of muster saved the pass: its orders ignored the name
   std::optional<Draws> draws = {};  ///< none if each sample comes once
   std::optional<Buckets> buckets = {};  ///< none if samples of like length do not come together
 
@@ -56,12 +57,12 @@ struct PassOrder {
 
   /// This order, with what is not known taken from `now`.
   PassOrder completed_by(const PassOrder& now) const;
-  /// An Order's options, without seed, epoch and pass. If this order needs other weights or lengths than `data` has,
-  /// these are the options of another order.
+  /// An Order's options, without seed, epoch and pass. Only right if `data` has the weights and lengths that this order
+  /// needs (needs_other_weights(), needs_other_lengths()).
   OrderOptions options_for(const PassData& data) const;
   /// The samples of the dataset.
   std::int64_t dataset_samples() const noexcept { return draws ? draws->count : samples; }
-  /// False if the numbers do not go together: they come from a file.
+  /// False if the numbers contradict each other, which is possible since they come from a file.
   bool is_possible() const noexcept;
   /// True if this order needs weights or lengths, and `data` have other ones: then the pass cannot go on.
   bool needs_other_weights(const PassData& data) const noexcept;

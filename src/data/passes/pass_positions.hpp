@@ -1,4 +1,4 @@
-// Where a session stands in its datasets and data loaders.
+// Where a session stands in its datasets and data loaders. The batch in hand is the one that the program got last.
 #pragma once
 
 #include "base/export.hpp"
@@ -27,7 +27,7 @@ struct Pass {
   std::int64_t position = 0;  ///< samples before the pass's first one; not 0 if it continues a pass after a resume
   step::StepPlan plan = {};
   step::MicroBatchShare share = {};
-  bool training = false;             ///< the pass counts: it has a position, and its batches weigh gradients
+  bool training = false;             ///< the pass has a position, and the weights of its batches apply to the gradients
   bool is_already_finished = false;  ///< the pass was finished before the restart, and is empty now
   bool in_loop = false;              ///< the pass began inside the loop over the epochs
   bool is_unsplit = false;           ///< every rank sees all of the data, and step::Steps knows that the pass is open
@@ -68,7 +68,8 @@ struct PassPositionOptions {
 /// continues after that batch and does not run the inner pass again.
 ///
 /// Passes inside the loop over session.epochs() (for an operator: inside train()) are counted separately from passes
-/// outside of it. A resumed run runs the passes outside again, or leaves out those that only a fresh start runs.
+/// outside of it. After a resume, the program may run the passes outside again, or leave out passes that it runs only
+/// in a fresh start.
 class PassPosition {
  public:
   explicit PassPosition(PassPositionOptions options) : options_(std::move(options)) {}
@@ -97,7 +98,7 @@ class PassPosition {
   /// The pass that would begin now.
   Pass plan(const BatchOptions& options, const PassData& data) const;
   /// `loader` identifies the data loader that begins the pass; null for a dataset. Throws an Error if a training pass
-  /// over another loader of the same name is under way, or if the pass continues one over other data.
+  /// over another loader of the same name is under way, or if the pass would continue a saved pass over other data.
   Pass begin_pass(const BatchOptions& options, const PassData& data, const std::shared_ptr<const void>& loader = {});
   /// The program has got `batch` of the pass; its step has `samples` samples over all ranks.
   void begin_batch(const Pass& pass, const step::BatchWeightPtr& batch, std::int64_t samples);
@@ -138,7 +139,7 @@ class PassPosition {
     std::int64_t number = 0;  ///< 0 if this process has begun none
     bool under_way = false;
     std::int64_t consumed = 0;      ///< samples taken; for a restored pass, the samples taken before the restart
-    std::int64_t steps_before = 0;  ///< steps of the run from the begin of the pass to the restart
+    std::int64_t steps_before = 0;  ///< steps of the run from the beginning of the pass to the restart
     std::int64_t first_step = 0;    ///< the run's step number when the pass began
     PassOrder order = {};           ///< as it was when the pass began
     std::int64_t global_batch = 0;  ///< samples of a step
@@ -232,9 +233,9 @@ class MUSTER_INTERNAL_API PassPositions : public std::enable_shared_from_this<Pa
   EpochProgress epoch_progress() const;
   /// The number of finished training passes of this epoch that a resumed program begins again, over all data.
   std::int64_t finished_passes() const;
-  /// A pass begins in an epoch that was saved as complete: it was saved between two of its passes.
+  /// Called when a pass begins in an epoch that was saved as complete: the save came between two passes of the epoch.
   void note_more_passes();
-  /// The epoch of the loop ends.
+  /// Called when an epoch of the loop ends.
   void end_epoch();
   /// The name of a dataset whose training pass is under way and has samples left; empty if there is none.
   std::string name_of_unfinished_pass() const;
@@ -256,7 +257,7 @@ class MUSTER_INTERNAL_API PassPositions : public std::enable_shared_from_this<Pa
 
   std::map<std::string, std::shared_ptr<PassPosition>> pass_positions_;
   std::map<std::string, Saved> waiting_;   ///< restored positions whose dataset or loader has not been added yet
-  std::int64_t resumed_epoch_ = -1;        ///< where a resumed run goes on; −1 once the training function has set one
+  std::int64_t resumed_epoch_ = -1;        ///< epoch where a resumed run goes on; −1 once the program has set one
   std::map<std::string, Saved> restored_;  ///< restored positions whose dataset or loader has been added
 };
 

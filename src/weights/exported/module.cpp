@@ -39,7 +39,7 @@ constexpr const char* calling = "running an exported program";
 /// True unless the program was exported in evaluation. Operators of torch's own modules tell; those that a model calls
 /// itself, such as F.dropout(x, 0.5), may have a mode of their own, and are asked only if there are no others.
 bool was_in_training(const Program& program) {
-  int on[2] = {}, all[2] = {};  // by whether it belongs to a module of torch
+  int on[2] = {}, all[2] = {};  // numbers of operators; [1]: operators of torch's own modules, [0]: the others
   for (const auto& node : program.nodes) {
     if (node.mode.argument < 0) continue;
     const auto& mode = node.operands[static_cast<std::size_t>(node.mode.argument)];
@@ -133,8 +133,9 @@ void check_size(const Program& program, const Size& size, std::int64_t actual, c
   if (actual > range->second.max) fail(detail::str("at most ", range->second.max));
 }
 
-/// Module::to() may change a floating-point or complex type; other types are those of the export.
-bool is_taken(at::ScalarType actual, at::ScalarType exported) {
+/// True if an input of type `actual` is accepted. Module::to() may have changed floating-point and complex types; all
+/// others must be those of the export.
+bool is_accepted(at::ScalarType actual, at::ScalarType exported) {
   return actual == exported || (at::isFloatingType(actual) && at::isFloatingType(exported)) ||
          (at::isComplexType(actual) && at::isComplexType(exported));
 }
@@ -158,7 +159,7 @@ void check_input(const Program& program, const Input& input, const c10::IValue& 
   if (!value.isTensor() || !value.toTensor().defined())
     refuse_input("the input " + input.name + " is a " + value.tagKind() + " and no tensor", "Give a tensor");
   const auto& tensor = value.toTensor();
-  if (!is_taken(tensor.scalar_type(), *input.dtype))
+  if (!is_accepted(tensor.scalar_type(), *input.dtype))
     refuse_input("the input " + input.name + " is of type " + c10::toString(tensor.scalar_type()) +
                      ", and the program was exported for " + c10::toString(*input.dtype),
                  "Convert it");

@@ -151,20 +151,21 @@ bool begins_with_one_of(std::string_view name, std::string_view prefixes) {
   });
 }
 
-/// Operators that replace a tensor's memory, read a file, take memory that is packed for a kernel, or leave checks to
-/// their callers.
+/// How the names of operators begin that replace a tensor's memory, read a file, take memory that is packed for a
+/// kernel, or leave checks to their callers.
 constexpr std::string_view refused =
     "set_ resize from_file fbgemm_ quantized_ mkldnn_ cudnn_ miopen_ sparse_ to_padded nested_ batch_norm_ "
     "segment_reduce";
-/// Torch's internal operators leave checks to their callers, except for these, which programs have. find_check() makes
-/// the checks that some of these leave out.
+/// Torch's internal operators, whose names begin with "_", may leave checks to their callers. Only those whose names
+/// begin like this are allowed, since exported programs have them. find_check() adds the checks that they lack.
 constexpr std::string_view allowed =
     "__ _adaptive_avg_pool _assert_ _batch_norm_ _cdist_ _conj _convolution _embedding_bag _fft_ _fused_rms_norm "
     "_linalg_ "
     "_local_scalar_dense _log_softmax _native_batch_norm_legit _neg_view _pdist_ _prelu_kernel _safe_softmax _softmax "
     "_to_copy _trilinear _unsafe_index _unsafe_view _upsample_ _weight_norm";
 
-/// Statistics and weights of a batch-norm, which only torch.batch_norm() checks: one value for each channel.
+/// Checks that the statistics and weights of a batch-norm have one value for each channel. Of torch's operators, only
+/// batch_norm() checks this itself.
 void check_channels(Numbers arguments) {
   const auto channels = arguments[0].toTensor().size(1);
   for (const auto& argument : arguments.slice(1, std::min<std::size_t>(4, arguments.size() - 1)))

@@ -39,7 +39,7 @@ using Check = void (*)(at::ArrayRef<c10::IValue> arguments);
 /// Returns nullptr for operators that check their arguments themselves.
 Check find_check(const c10::FunctionSchema& schema);
 
-/// The number as torch takes it in place of a tensor.
+/// Returns the number as a tensor of no dimensions, which does not decide the type of a result (a wrapped number).
 at::Tensor number_as_tensor(const c10::IValue& number);
 
 /// An argument of a node.
@@ -76,8 +76,8 @@ struct Node {
   std::string source = {};                     ///< as in "net.py:14 (h = self.fc(x))"; may be empty
 };
 
-/// A `with` block around nodes: torch.set_grad_enabled(), or torch.autocast() if there is a device. Scope 0 is that of
-/// no block.
+/// A `with` block around nodes: torch.set_grad_enabled(), or torch.autocast() if there is a device. Scope 0 stands
+/// for the nodes outside of all blocks.
 struct Scope {
   std::uint32_t parent = 0;
   bool enabled = true;
@@ -139,7 +139,7 @@ struct Program {
   std::map<std::string, Range> ranges = {};  ///< by symbol: which values it may have
   std::vector<Mutation> mutations = {};
   std::vector<Operand> outputs = {};
-  Tree in_tree = {}, out_tree = {};         ///< `in_tree`: a tuple of the positional inputs, and a dict
+  Tree in_tree = {}, out_tree = {};         ///< `in_tree`: a tuple of positional inputs, and a dict of named ones
   bool keep_random = false;                 ///< ExportedOptions::keep_random
   std::vector<std::string> arguments = {};  ///< names of the positional inputs, then of the others
 };
@@ -164,8 +164,8 @@ class ProgramFile : public Archive {
   const Json& program() const noexcept { return program_; }
   /// The name of the record that lists the tensors of a folder, "weights" or "constants".
   std::string config_of(const std::string& folder) const;
-  /// Reads the tensors of a folder. Those of the same bytes with the same shape are one tensor: they are tied in
-  /// Python.
+  /// Reads the tensors of a folder. Entries with the same record and the same description become one tensor: they are
+  /// tied in Python.
   std::map<std::string, StoredTensor> read_tensors(const std::string& folder) const;
 
   Json json(const std::string& record) const { return parse(text(record, max_json_bytes), record); }

@@ -109,7 +109,7 @@ std::map<std::string, StoredTensor> ProgramFile::read_tensors(const std::string&
     const auto& meta = entry.at("tensor_meta");
     if (entry.at("use_pickle").get<bool>() || meta.is_null()) refuse_object("the pickled object " + name);
     const auto record = root_ + "data/" + folder + "/" + entry.at("path_name").get<std::string>();
-    // Each part becomes a module in the one before, and modules are visited by recursion.
+    // Each part of the name becomes a module inside the previous one, and modules are visited by recursion.
     if (std::ranges::count(name, '.') > max_json_depth) refuse_damaged("a name in it has too many parts");
     const auto is_parameter = entry.at("is_param").get<bool>();
     auto& view = views[record + json_text(meta)];

@@ -42,7 +42,7 @@ struct Differences {
 
 /// A folder of the archive whose tensors are described by a record, `config`.
 struct Folder {
-  std::string path, config, prefix;  ///< `prefix`: that of the records' names
+  std::string path, config, prefix;  ///< `prefix`: how the names of new records begin, before a number
   OrderedJson content;
   std::map<std::string, at::Tensor> written = {};  ///< new records by path
   std::set<std::string> unused = {};               ///< paths of old records that nothing refers to any more
