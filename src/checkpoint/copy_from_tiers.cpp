@@ -40,7 +40,7 @@ Json folders_here(const NotedTier& tier) {
     const auto name = at->path().filename().string();
     if (!name.starts_with(tier.prefix())) continue;
     try {
-      const auto problem = distrust(at->path());
+      const auto problem = reason_to_distrust(at->path());
       if (problem.empty()) {
         names.insert(name);
         continue;
@@ -111,7 +111,7 @@ std::vector<std::map<int, Found>> find_checkpoints(const Communicator& communica
 }
 
 /// Verifies this rank's share of a checkpoint. Returns the pieces and files of the share that are present and intact.
-CopySource whole_part(const fs::path& checkpoint, const Manifest& manifest, state::RankInGroup in_node) {
+CopySource intact_part(const fs::path& checkpoint, const Manifest& manifest, state::RankInGroup in_node) {
   CopySource part{.checkpoint = checkpoint};
   const auto mine = [&](std::size_t i) { return static_cast<int>(i) % in_node.size == in_node.rank; };
   for (std::size_t i = 0; i < manifest.files.size(); ++i) {
@@ -140,7 +140,7 @@ std::optional<std::vector<CopySource>> choose_parts(const Communicator& communic
       mine.push_back({.checkpoint = checkpoint});
       std::string unreadable;
       try {
-        mine.back() = whole_part(checkpoint, manifest, {topology.local_rank, topology.local_size});
+        mine.back() = intact_part(checkpoint, manifest, {topology.local_rank, topology.local_size});
       } catch (const Error& error) {
         unreadable = error.what();
       }
@@ -327,16 +327,16 @@ void copy_to_run_folder(const Communicator& communicator, const Manifest& manife
 
 bool finish_copying(const Communicator& communicator, storage::Tier& run) {
   const auto tiers = run_on_root(communicator, [&] {
-    remove_unfinished(note_of(run));
+    remove_unfinished(note_path(run));
     if (const auto owner = other_owner(run); !owner.empty()) {
       const auto there = run.list().published;
-      log::warn(note_of(run).string() + " belongs to " + owner +
+      log::warn(note_path(run).string() + " belongs to " + owner +
                 ": the fast tier of that job is not read, though it may hold a newer checkpoint. The run goes on "
                 "from " +
                 (there.empty() ? "its beginning" : there.rbegin()->second.filename().string()) +
                 ", without a fast tier until that file is gone");
     }
-    std::set<std::string> rolled_back;  // IDs; a job may have been killed before it removed them
+    std::set<std::string> rolled_back;  // IDs of tiers; a job may have been killed before it removed them
     for (const auto& rollback : read_rollbacks(run.folder()))
       rolled_back.insert(rollback.tiers.begin(), rollback.tiers.end());
     auto noted = Json::array();

@@ -26,7 +26,7 @@ namespace {
 void note_first(const storage::Tier& run, int index) {
   auto note = read_note(run);
   if (note.empty())
-    throw Error(ExitCode::retry, "noting the use of the fast tier in " + note_of(run).string(), "the file is gone",
+    throw Error(ExitCode::retry, "noting the use of the fast tier in " + note_path(run).string(), "the file is gone",
                 "Start the run again");
   note.back().used = true;
   note.back().first = index;
@@ -85,7 +85,8 @@ void FastTiers::create_own(const Communicator& communicator, const fs::path& pla
     const auto remedy = "fast_tier must name a folder that exists on every node and may be written to";
     if (!is_leader) return;
     if (::mkdir(own.c_str(), 0700) != 0) throw Error(ExitCode::usage, doing, std::strerror(errno), remedy);
-    if (const auto problem = distrust(own); !problem.empty()) throw Error(ExitCode::usage, doing, problem, remedy);
+    if (const auto problem = reason_to_distrust(own); !problem.empty())
+      throw Error(ExitCode::usage, doing, problem, remedy);
   });
   own_ = SaveTarget{.tier = std::make_shared<storage::NodeTier>(own), .is_leader = is_leader, .is_per_node = true};
 }
@@ -131,7 +132,7 @@ void FastTiers::copy(const Communicator& communicator, const Save& save) {
 }
 
 void FastTiers::release(const Communicator& communicator) {
-  // Called when the run's folder has a checkpoint at least as new as those in all tiers, or when they are rolled back.
+  // Called when the run's folder has a checkpoint at least as new as those in all tiers, or after a rollback.
   const bool noted = run_on_root(communicator, [&] {
     return or_warn("noting what has been copied from the fast tier", [&] {
       auto note = read_note(*run_);

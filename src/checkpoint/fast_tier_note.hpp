@@ -37,7 +37,7 @@ struct NotedTier {
   std::string shown() const { return (std::filesystem::path(folder) / prefix()).string() + "*"; }
 };
 
-std::filesystem::path note_of(const storage::Tier& run);
+std::filesystem::path note_path(const storage::Tier& run);
 /// Returns the entries; none if there is no note or it belongs to another user. Throws an Error (ExitCode::data) if the
 /// file is not such a note.
 std::vector<NotedTier> read_note(const storage::Tier& run);
@@ -56,6 +56,6 @@ bool is_of_another_run(const NotedTier& tier, const storage::Tier& run);
 /// If the file system maps this user to another one (root squash), the other one counts as this user.
 std::string other_owner(const storage::Tier& run);
 /// Returns why this user must not trust the content of the folder; empty if it can be trusted.
-std::string distrust(const std::filesystem::path& folder);
+std::string reason_to_distrust(const std::filesystem::path& folder);
 
 }  // namespace muster::detail::checkpoint

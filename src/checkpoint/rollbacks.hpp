@@ -23,7 +23,7 @@ struct Rollback {
   int to = 0;                           ///< index of the checkpoint that the run continues from
   int last_index = 0;                   ///< "over": the highest index in use at the time of the rollback
   std::string name = {};                ///< the user's name for the checkpoint; empty if none is known
-  std::vector<std::string> tiers = {};  ///< IDs of the fast tiers that were rolled back with it
+  std::vector<std::string> tiers = {};  ///< IDs of the fast tiers whose checkpoints were rolled back, too
 };
 
 /// Returns a run's rollbacks; none if it has no such file. Throws an Error (ExitCode::data) if the file is damaged.

@@ -33,9 +33,9 @@ class StateSave {
   /// Compares the values of tensors and copies this rank's part. Afterwards the program may change the state.
   /// Collective.
   void take_snapshot(const Communicator& communicator, Snapshot& snapshot);
-  /// Writes state.h5; the plan says which rank writes which piece. If there is no snapshot, it also compares the values
-  /// of tensors while it waits for the disk. If a replicated tensor differs between ranks, rank 0's copy is stored.
-  /// Collective.
+  /// Writes state.h5; plan_writers() has decided which rank writes which piece. If there is no snapshot, it also
+  /// compares the values of tensors while it waits for the disk. If a replicated tensor differs between ranks, rank 0's
+  /// copy is stored. Collective.
   void write(const Communicator& communicator, StateWriter& writer, const OpenFile& open);
 
   std::uint64_t file_bytes() const noexcept { return layout_.bytes; }
@@ -46,7 +46,7 @@ class StateSave {
   void add_to(Manifest& manifest) const;
 
  private:
-  /// Finds the replicated tensors that differ between ranks, at the first call; see state::find_drift().
+  /// Finds the replicated tensors that differ between ranks (state::find_drift()). Does nothing in later calls.
   void find_drift(const Communicator& communicator);
   void write_drifted(const Communicator& communicator, StateWriter& writer, const OpenFile& open);
   std::vector<std::uint64_t> drifted_pieces() const;
@@ -56,9 +56,9 @@ class StateSave {
   Tensors tensors_;                 // with the random state
   std::set<std::string> per_rank_;  // names of the per-rank tensors
   Json values_;                     // gathered from all ranks, as the manifest stores them
-  // Names of tensors that differ between ranks; set when a difference was found.
+  // Names of tensors that differ between ranks; none before find_drift().
   std::optional<std::set<std::string>> drifted_;
-  bool copied_ = false;
+  bool has_snapshot_ = false;
   Layout layout_;
   std::vector<int> writers_;              // for each piece of state.h5, the rank that writes it
   std::vector<FileBytes> rows_;           // bytes of per-rank tensors that this rank writes

@@ -115,8 +115,9 @@ class CheckpointStore {
   std::string problem_of(const std::filesystem::path& checkpoint) const;
   /// Renames ….damaged checkpoints back that are intact and newer than all published checkpoints.
   void restore_repaired() const;
-  /// Moves the names of each rolled-back checkpoint, and of `quarantined`, to the newest other checkpoint whose report
-  /// gave the name; removes them if there is none. Not collective.
+  /// Moves the names of each rolled-back checkpoint to the newest other checkpoint whose report gave the name; removes
+  /// them if there is none. Does the same for checkpoint `quarantined`, which newest() has just set aside. Not
+  /// collective.
   void move_names(std::optional<int> quarantined = {}) const;
   void log_rolled_back(int index) const;
   // Steps of commit():

@@ -16,10 +16,11 @@ class Attribute {
  public:
   Attribute(hid_t dataset, const std::string& name, const std::string& shown);
 
-  /// True if it holds numbers, booleans or strings, and not more than a megabyte or 1024 strings of variable length.
+  /// True if the attribute holds numbers, booleans or strings, and not more than a megabyte or 1024 strings of variable
+  /// length.
   bool is_simple() const noexcept { return is_simple_; }
-  /// Copies it to another dataset. An enumeration becomes its integers, except h5py's booleans. `writing`: what is
-  /// being done, for errors.
+  /// Copies the attribute to another dataset. An enumeration becomes its integers, except h5py's booleans. `writing`:
+  /// what is being done, for errors.
   void write_to(hid_t dataset, const std::string& writing) const;
 
  private:

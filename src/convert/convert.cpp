@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::int64_t write_bytes = 8 << 20;       ///< bytes of one write, roughly
 constexpr std::int64_t most_at_once = 1 << 20;      ///< samples of one write
-constexpr std::int64_t gathered_bytes = 256 << 20;  ///< of one write of shuffled samples, read from all over a file
+constexpr std::int64_t gathered_bytes = 256 << 20;  ///< of one write of shuffled samples, which lie all over a file
 constexpr std::int64_t default_chunk_bytes = 256 << 10;  ///< small, since reading one sample reads its whole chunk
 constexpr std::int64_t largest_chunk_bytes = (std::int64_t{4} << 30) - 1;  ///< HDF5's limit
 

@@ -152,7 +152,8 @@ std::optional<std::int64_t> exact_whole(std::string_view field) {
 /// The numbers of a column, of 8 bytes each: int64 as long as all are whole, then double.
 class Values {
  public:
-  /// `type`: that of ConvertOptions::types; empty: chosen by the numbers. `is_target`: then whole numbers are classes.
+  /// `type`: that of ConvertOptions::types; empty: chosen by the numbers. `is_target`: whole
+  /// numbers are then classes, which become int64.
   Values(std::string type, bool is_target) : type_(std::move(type)), is_target_(is_target) {}
 
   /// Returns why the field cannot be in the column; null if it can.
@@ -226,12 +227,12 @@ class Values {
   std::string type_;
   bool is_target_;
   bool are_whole_ = true, are_digits_ = true;  ///< digits: written without a point and an exponent
-  bool has_large_ = false;                     ///< one is a whole number that float32 may not hold
-  bool is_rounded_ = false;                    ///< one is a large number that double does not hold exactly
+  bool has_large_ = false;                     ///< a number is whole, and float32 may not hold it
+  bool is_rounded_ = false;                    ///< a number is large, and double does not hold it exactly
   std::vector<std::byte> values_;
 };
 
-/// Fills both columns line by line.
+/// Reads the lines of all files into two columns, features and target.
 class Table {
  public:
   Table(std::optional<bool> header, std::string feature_type, std::string target_type)
@@ -322,7 +323,7 @@ class Table {
     return true;
   }
 
-  /// True if the fields are years that ascend, such as 2018, 2019: names of columns as often as a sample.
+  /// True if the fields are years that ascend, such as 2018, 2019. Such a line may be a header or a sample.
   static bool are_years(const std::vector<std::string_view>& fields) {
     int last = 1799;
     return std::ranges::all_of(fields, [&](std::string_view field) {

@@ -38,7 +38,7 @@ class DatasetWriter {
   /// write whole chunks.
   void write(std::span<const std::byte> values, std::int64_t count, hid_t value_type);
   void end_column();
-  /// Names the dimensions of all columns, once they are written.
+  /// Called when all columns are written: names their dimensions.
   void name_dimensions(const std::vector<ColumnDimensions>& columns);
 
   /// Makes the file durable, under its temporary name.

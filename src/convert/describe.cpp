@@ -39,7 +39,7 @@ struct Description {
   Json columns = Json::array();
   std::vector<convert::StoredColumn> stored;
   std::vector<convert::Reading> readings;
-  bool has_refused = false;         ///< something cannot be read as a column
+  bool has_refused = false;         ///< something in the group cannot be read as a column
   std::vector<std::string> groups;  ///< names of the groups inside the group
   std::vector<std::string> advice;
   std::vector<std::string> arrays;  ///< columns of several dimensions that have names, as NetCDF writes them

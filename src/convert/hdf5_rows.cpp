@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::int64_t piece_bytes = 1 << 20;
 constexpr std::int64_t most_row_bytes = 1 << 30;
-constexpr std::int64_t most_chunks_at_once = 1 << 16;  ///< a row of a damaged file may have any number
+constexpr std::int64_t most_chunks_at_once = 1 << 16;  ///< a row of a damaged file may have any number of them
 
 }  // namespace
 

@@ -73,7 +73,7 @@ class Hdf5Rows {
   void check_shape();
   void choose_pieces();
   bool is_sparse(std::size_t wanted_rows) const noexcept;
-  /// The row in the kept piece. Loads the piece first if another one is kept.
+  /// Returns the address of the row in the kept piece. Loads the row's piece first if another one is kept.
   const std::byte* row_in_piece(std::int64_t row);
   void read_records(std::span<const std::int64_t> rows, std::span<std::byte> into,
                     const std::function<void()>& between);

@@ -12,9 +12,9 @@
 namespace muster {
 namespace {
 
-constexpr double least_seconds = 1;             ///< that one measurement takes, with opening the file
-constexpr std::int64_t trial_bytes = 8 << 20;   ///< of the pass that shows how many samples a second takes
-constexpr std::int64_t part_bytes = 64 << 20;   ///< of the measured samples, roughly
+constexpr double least_seconds = 1;             ///< how long one measurement takes at least, with opening the file
+constexpr std::int64_t trial_bytes = 8 << 20;   ///< what the trial pass reads, which shows how fast passes are
+constexpr std::int64_t part_bytes = 64 << 20;   ///< of the measured samples, at most, roughly
 constexpr std::int64_t batch_bytes = 16 << 20;  ///< the most bytes of one batch, unless a sample is larger
 
 using Clock = std::chrono::steady_clock;

@@ -82,8 +82,8 @@ bool ChunkIndex::is_at_edge(std::int64_t number) const {
   return false;
 }
 
-/// Tries locate()'s way on the first chunk, with memory for all of it. If HDF5 does more with the memory than to hand
-/// it to the driver, locate(), which gives only one byte, must not be called.
+/// Does what locate() does, for the first chunk, but with memory for the whole chunk. If HDF5 itself writes to that
+/// memory, locate() must not be called, since it passes only one byte: then `file_` becomes null.
 void ChunkIndex::check_that_reads_are_noted() {
   const std::vector<hsize_t> first(shape_.size(), 0);
   hsize_t bytes = 0;

@@ -20,13 +20,14 @@ namespace muster::detail::hdf5 {
 /// _Unsigned decides whether integers are signed.
 class MUSTER_INTERNAL_API Conversion {
  public:
-  /// `type`: of a dataset. Throws an Error (ExitCode::data) that names the kind if it holds no numbers.
+  /// `type`: the type of a dataset's values. Throws an Error (ExitCode::data) that names the kind if it holds no
+  /// numbers.
   Conversion(hid_t type, std::optional<Packing> packing, const std::string& shown);
 
   at::ScalarType dtype() const noexcept { return dtype_; }
   /// The bytes of a value in the file, at most those of dtype().
   std::size_t stored_bytes() const noexcept { return stored_bytes_; }
-  /// True if the file's bytes are the tensor's.
+  /// True if the tensor has the same bytes as the file, so that nothing is converted.
   bool is_copy() const noexcept { return convert_ == nullptr; }
   /// False if only HDF5 can read values of this type, as native_type().
   bool reads_file() const noexcept { return reads_file_; }

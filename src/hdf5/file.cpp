@@ -53,7 +53,7 @@ herr_t close_written(hid_t file) {
                                         : "Check the path");
 }
 
-/// Throws the Error for an object that HDF5 cannot open. `reason`: HDF5's.
+/// Throws the Error for an object that HDF5 cannot open. `reason`: why, as HDF5 says.
 [[noreturn]] void refuse_object(hid_t file, const std::string& name, const std::string& shown, const Reason& reason) {
   const std::string doing = "opening " + shown;
   if (reason.code == ExitCode::retry) throw Error(reason.code, doing, reason.text, retry_reading);
@@ -171,7 +171,7 @@ Handle open_dataset(hid_t file, const std::string& name, const std::string& show
   if (H5Pget_external_count(creation.get()) > 0)
     throw Error(ExitCode::data, doing, "its values lie in other files (external storage)", "Copy them into the file");
   if (H5Pget_layout(creation.get()) == H5D_VIRTUAL) return with_sources(std::move(dataset), creation.get(), shown);
-  static_cast<void>(foreign_chunks(dataset.get()));  // throws an Error if the chunks are outside and unusable
+  static_cast<void>(foreign_chunks(dataset.get()));  // throws an Error if chunks outside of it cannot be read
   return dataset;
 }
 

@@ -20,7 +20,7 @@ struct Packing {
 
   double scale = 1, offset = 0;
   bool is_scaled = false;                ///< there is a scale or an offset
-  std::optional<bool> is_unsigned = {};  ///< what the bits of integers stand for: attribute _Unsigned of NetCDF
+  std::optional<bool> is_unsigned = {};  ///< NetCDF's attribute _Unsigned, which overrides the sign of the type
   std::vector<double> missing = {};
   double least = -no_limit, most = no_limit;
 

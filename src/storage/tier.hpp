@@ -90,8 +90,8 @@ class Tier {
   virtual void remove_unfinished() const = 0;
 
   // Names that reports gave to published checkpoints.
-  /// Gives `name` to a published checkpoint, atomically. If another checkpoint has the name, it loses it. Throws an
-  /// Error (ExitCode::retry) if that fails, for example because a file or folder has the name.
+  /// Gives `name` to a published checkpoint, atomically. If another checkpoint has the name, that one loses it. Throws
+  /// an Error (ExitCode::retry) if that fails, for example because a file or folder has the name.
   virtual void set_name(int index, const std::string& name) const = 0;
   virtual std::vector<std::string> names(int index) const = 0;
   virtual void remove_name(const std::string& name) const noexcept = 0;

@@ -28,7 +28,7 @@ class Archive {
   const std::map<std::string, Record>& records() const noexcept { return records_; }
   bool contains(const std::string& name) const { return records_.contains(name); }
   /// True if the record is neither compressed nor encrypted.
-  bool stored(const std::string& name) const { return find(name).stored; }
+  bool is_stored(const std::string& name) const { return find(name).stored; }
 
   const std::filesystem::path& path() const noexcept { return file_.path(); }
   /// Returns the archive's own name, with a slash: the topmost folder, in which `name` lies; empty if no such record is
@@ -43,9 +43,9 @@ class Archive {
 
   std::uint64_t bytes_in(const std::string& name) const { return find(name).bytes; }
 
-  /// Returns a record of at most `most` bytes.
+  /// Returns the record, verified. Refuses one of more than `most` bytes.
   std::string text(const std::string& name, std::uint64_t most) const;
-  /// Returns the record as a one-dimensional tensor. The caller has checked that it holds `count` values.
+  /// Returns the record, verified, as a one-dimensional tensor. The caller has checked that it holds `count` values.
   at::Tensor values(const std::string& name, at::ScalarType type, std::int64_t count) const;
 
   [[noreturn]] void refuse(const std::string& fact,
@@ -57,7 +57,7 @@ class Archive {
 
   File file_;
   std::map<std::string, Record> records_;
-  bool has_sums_ = true;  ///< false after torch.serialization.set_crc32_options(False), which leaves 0 for each record
+  bool has_sums_ = true;  ///< false if all checksums are 0: torch.serialization.set_crc32_options(False)
 };
 
 }  // namespace muster::detail::weights

@@ -112,7 +112,8 @@ StateDict load_torch(const std::filesystem::path& path) {
   const Archive archive(path);
   const auto folder = folder_in(archive);
   if (archive.contains(folder + constants_record)) {
-    const auto pickle = archive.stored(folder + "data.pkl") ? archive.text(folder + "data.pkl", max_pickle_bytes) : "";
+    const auto pickle =
+        archive.is_stored(folder + "data.pkl") ? archive.text(folder + "data.pkl", max_pickle_bytes) : "";
     if (pickle.find(cpp_root) < root_class_bytes)
       archive.refuse(
           "it was written by torch::save() in C++, not by torch.save() in Python",

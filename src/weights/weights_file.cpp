@@ -118,7 +118,7 @@ void fit_to_module(Tensors& tensors, const detail::state::Stateful& object, cons
       throw Error(ExitCode::usage, "loading weights",
                   "may_be_missing has " + in_quotes(name) + ", which is no buffer of the model",
                   "Name its buffers; parameters are never left out");
-  if (here.empty()) return;  // an entry of the user's own names its tensors itself
+  if (here.empty()) return;  // the user's own functions name the tensors
   strip("module.", tensors, here);
   strip("model.", tensors, here);
 

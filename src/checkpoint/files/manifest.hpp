@@ -106,8 +106,8 @@ Manifest from_text(std::string_view text, const std::string& shown);
 MUSTER_INTERNAL_API bool is_checkpoint(const std::filesystem::path& directory);
 /// Reads and checks the manifest in `directory`.
 MUSTER_INTERNAL_API Manifest read_manifest(const std::filesystem::path& directory);
-/// Create the file and sync it: in `directory`, or in the hidden folder of the checkpoint manifest.index that is being
-/// saved to `tier`.
+/// Both create manifest.json and sync it: the first in `directory`, the second in the hidden folder of the checkpoint
+/// manifest.index, which is being saved to `tier`.
 void write_manifest(const std::filesystem::path& directory, const Manifest& manifest);
 void write_manifest(const storage::Tier& tier, const Manifest& manifest);
 

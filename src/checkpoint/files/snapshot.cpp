@@ -77,7 +77,7 @@ Snapshot::Result Snapshot::take(const Layout& layout, const Tensors& tensors, co
   Result taken;
   std::vector<TensorSlice> slices;
   std::vector<state::Bytes> whole;     // owns the memory that slices point to
-  std::vector<at::Tensor> on_devices;  // tensors on other devices, which compute their fingerprints themselves
+  std::vector<at::Tensor> on_devices;  // tensors on accelerators, which compute the fingerprints there
   for (const auto& entry : layout.tensors) {
     const auto& tensor = tensors.at(entry.name);
     if (!entry.same_as.empty()) {

@@ -18,7 +18,7 @@ class Snapshot {
   /// The result of one snapshot.
   struct Result {
     Tensors tensors;                ///< valid until the next snapshot; only their bytes in `pieces` may be read
-    std::uint64_t fingerprint = 0;  ///< of the tensors that take() compares; see there
+    std::uint64_t fingerprint = 0;  ///< with `compare`: of replicated tensors outside of `memory_snapshots`
   };
 
   /// Copies the bytes of `pieces`, the pieces of the file that this rank writes, past the processor's caches and on as

@@ -49,7 +49,7 @@ class StateWriter {
 
  private:
   /// Number of buffers: one is filled, one is written, one waits to be written.
-  static constexpr std::size_t depth = 3;
+  static constexpr std::size_t buffer_count = 3;
 
   /// Memory aligned for direct writes.
   struct Buffer {
@@ -60,7 +60,7 @@ class StateWriter {
     std::size_t size = 0;
     std::span<std::byte> take(std::size_t bytes);
   };
-  std::array<Buffer, depth> buffers_;
+  std::array<Buffer, buffer_count> buffers_;
 };
 
 }  // namespace muster::detail::checkpoint

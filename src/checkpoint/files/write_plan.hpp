@@ -17,7 +17,7 @@
 //      1000     16  64000 MB       64        16            1002 MB      64      67
 //     10000    157  64000 MB      628       157             105 MB     628     631
 //
-// In addition, each save creates one folder, two files and one name, whatever the number of ranks.
+// In addition, each save creates one folder and two files and renames the folder, whatever the number of ranks.
 #pragma once
 
 #include <cstdint>

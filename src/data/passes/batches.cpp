@@ -118,7 +118,7 @@ std::unique_ptr<BatchStream> open_batches(std::shared_ptr<ShardState> shard, con
 
 BatchStream::BatchStream(std::shared_ptr<ShardState> shard, const BatchOptions& options, PassData data)
     : shard_(std::move(shard)), options_(options), data_(std::move(data)) {
-  options_.weights.reset();  // PassData has what was made of them
+  options_.weights.reset();  // data_ has the alias table that was made of them
 }
 
 BatchStream::~BatchStream() { end(); }

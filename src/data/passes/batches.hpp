@@ -133,7 +133,7 @@ class BatchStream {
   bool at_end_ = false;
 };
 
-/// Opens the batches of a dataset of any kind. Without `options.device` they stay on the device where they were read.
+/// Opens the batches of a dataset of any kind. Without `options.device` the batches stay where they were read.
 std::unique_ptr<BatchStream> open_batches(std::shared_ptr<ShardState> shard, const BatchOptions& options);
 /// Opens the batches of a dataset that is a stream or draws its samples; defined in stream_batches.cpp.
 std::unique_ptr<BatchStream> open_stream_batches(std::shared_ptr<ShardState> shard, const BatchOptions& options);

@@ -58,7 +58,7 @@ class DeviceCopies {
   };
 
   std::vector<Batch::Item> start_columns(const std::vector<Column>& columns, const c10::Storage& pinned);
-  /// Takes pinned memory of at least so many bytes that no copy reads.
+  /// Returns pinned memory of at least this size that no copy reads any more. May wait for the oldest copy.
   Staging take_staging(std::size_t bytes);
   void put_back(Staging staging);
 

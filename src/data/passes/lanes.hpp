@@ -18,7 +18,7 @@ namespace muster::detail::data {
 
 class Lanes {
  public:
-  /// Blocks::rows, Blocks::lanes and the number of files are at least 1.
+  /// Blocks::rows, Blocks::lanes and the number of files must be at least 1.
   Lanes(const Blocks& blocks, std::uint64_t key);
 
   /// The number of lanes: Blocks::lanes, or the number of blocks if there are fewer.

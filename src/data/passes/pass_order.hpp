@@ -18,7 +18,7 @@ namespace muster::detail::data {
 /// The samples that a pass goes over.
 struct PassData {
   std::int64_t count = 0;                          ///< samples of the dataset; 0 if not known
-  Blocks blocks = {};                              ///< in which they are stored, if that matters
+  Blocks blocks = {};                              ///< in which the samples are stored; rows 0 if that does not matter
   std::shared_ptr<const AliasTable> weights = {};  ///< of BatchOptions::weights; null: each sample comes once
   /// Returns the lengths of the samples. The function is null or returns null if all samples have the same length.
   /// Called only for an order in buckets of like length.
@@ -64,7 +64,7 @@ struct PassOrder {
   std::int64_t dataset_samples() const noexcept { return draws ? draws->count : samples; }
   /// False if the numbers contradict each other, which is possible since they come from a file.
   bool is_possible() const noexcept;
-  /// True if this order needs weights or lengths, and `data` have other ones: then the pass cannot go on.
+  /// True if this order needs weights or lengths, and `data` has other ones: then the pass cannot go on.
   bool needs_other_weights(const PassData& data) const noexcept;
   bool needs_other_lengths(const PassData& data) const;
   /// The options of a pass in this order that must be the same on all ranks, for step::OpenPass::options. `options`:

@@ -90,19 +90,20 @@ class PassPosition {
   bool unfinished() const noexcept;
   /// The position as JSON, for a checkpoint. The batch in hand counts as taken. Null if the dataset is not split.
   Json position() const;
-  /// The next passes continue at `position`, at any number of workers. A pass that was under way keeps its seed.
+  /// The next passes continue at `position`, at any number of workers. A pass that was under way keeps its order.
   /// `complete`: the epoch of `position` is over; only the step size and the worker count are kept, to warn of a
   /// change.
   void restore(const Json& position, bool complete = false);
 
   /// The pass that would begin now.
   Pass plan(const BatchOptions& options, const PassData& data) const;
-  /// `loader` identifies the data loader that begins the pass; null for a dataset. Throws an Error if a training pass
-  /// over another loader of the same name is under way, or if the pass would continue a saved pass over other data.
+  /// Begins a pass. `loader` identifies the data loader that begins it; null for a dataset. Throws an Error if a
+  /// training pass over another loader of the same name is under way, or if the pass would continue a saved pass over
+  /// other data.
   Pass begin_pass(const BatchOptions& options, const PassData& data, const std::shared_ptr<const void>& loader = {});
-  /// The program has got `batch` of the pass; its step has `samples` samples over all ranks.
+  /// Called when the program has got `batch` of the pass; its step has `samples` samples over all ranks.
   void begin_batch(const Pass& pass, const step::BatchWeightPtr& batch, std::int64_t samples);
-  /// The program is done with the batch in hand and asks for the next one. If a run may stop here, calls
+  /// Called when the program is done with the batch in hand and asks for the next one. If a run may stop here, calls
   /// PassPositions::stop_if_asked.
   void stop_if_asked(const Pass& pass) const;
   void end_pass(const Pass& pass);
@@ -125,7 +126,7 @@ class PassPosition {
   /// numbers as in a run without a restart.
   struct Section {
     std::int64_t epoch = -1;
-    std::int64_t finished = 0;  ///< training passes of the epoch, over all datasets
+    std::int64_t finished = 0;  ///< training passes of the epoch that have ended, over all datasets
     std::int64_t step = 0;      ///< step within the training passes under way, from 1; 0 if none is under way. Outside
     ///< of an operator's train(): at least the number of the trainer's call, from 1
     bool after_loop = false;  ///< the loop over session.epochs() is over
@@ -216,13 +217,13 @@ class MUSTER_INTERNAL_API PassPositions : public std::enable_shared_from_this<Pa
   void add(const std::shared_ptr<PassPosition>& pass_position);
   /// Null if no loader has that name.
   std::shared_ptr<PassPosition> find_loader(const std::string& name) const;
-  /// The training function enters the loop over the epochs.
+  /// Called when the training function enters the loop over the epochs, for all pass positions.
   void enter_loop();
-  /// The training function is at the beginning of `epoch`.
+  /// Called when the loop over the epochs begins `epoch`.
   void begin_epoch(std::int64_t epoch);
-  /// A resumed run is in `epoch`.
+  /// Called when a run is resumed in `epoch`.
   void resume_epoch(std::int64_t epoch);
-  /// The training function has set the epoch of one of the pass positions.
+  /// Called when the training function has set the epoch of one of the pass positions.
   void set_epoch(std::int64_t epoch);
   /// The positions of split datasets and loaders in this epoch, by name, as JSON.
   Json positions() const;
@@ -239,7 +240,7 @@ class MUSTER_INTERNAL_API PassPositions : public std::enable_shared_from_this<Pa
   void end_epoch();
   /// The name of a dataset whose training pass is under way and has samples left; empty if there is none.
   std::string name_of_unfinished_pass() const;
-  /// The name of a dataset whose position inside a pass was restored, but whose program has not begun that pass again
+  /// The name of a dataset whose position inside a pass was restored, but the program has not begun that pass again
   /// although it has gone through empty passes before it; empty if there is none. `in_loop`: which passes to look at.
   std::string name_of_pass_not_resumed(bool in_loop) const;
   /// The name of a dataset that had passes in this epoch when the run was saved, and that the program has not asked

@@ -1,4 +1,4 @@
-// An exported program as a module: its tensors by Python's names, its inputs checked, its mode.
+// Makes a module of an exported program: names its tensors as Python does, checks its inputs, and switches its mode.
 #include "base/text.hpp"
 #include "muster/error.hpp"
 #include "muster/exported.hpp"
@@ -22,7 +22,7 @@ struct ExportedModuleImpl::Program : detail::weights::exported::Program {};
 
 struct ExportedModuleImpl::State {
   std::shared_ptr<const Program> program;
-  std::vector<at::Tensor> tensors = {};  ///< in the program's order: those of the module's state, and others
+  std::vector<at::Tensor> tensors = {};  ///< in the order of Program::tensors
   std::vector<std::string> input_names = {};
   Settings settings = {};
   bool exported_in_training = true;
@@ -334,7 +334,7 @@ ExportedModule load_exported(const std::filesystem::path& file, const ExportedOp
   program->keep_random = options.keep_random;
   try {
     return ExportedModule(std::make_shared<ExportedModuleImpl>(std::move(program)));
-  } catch (const c10::Error& error) {  // names that a module cannot have
+  } catch (const c10::Error& error) {  // a tensor has a name that a module cannot have
     throw Error(ExitCode::data, "reading " + file.string(), error.what_without_backtrace(), "Use another file");
   }
 }

@@ -179,7 +179,7 @@ void check_norms(Numbers arguments) {
   TORCH_CHECK(v.dim() > 0 && (dim < 0 || g.numel() == v.size(dim)), "the norms do not fit the weight");
 }
 
-/// Checks all targets, with their padding, since torch checks none of them.
+/// Checks all targets of ctc_loss(), with their padding, since torch checks none of them.
 void check_targets(Numbers arguments) {
   const auto classes = arguments[0].toTensor().size(-1);
   const auto& targets = arguments[1].toTensor();

@@ -17,7 +17,7 @@
 namespace muster::detail::weights::exported {
 namespace {
 
-/// Values by name, in one graph.
+/// The slots of the values of one graph, by name.
 using Names = std::map<std::string, Slot>;
 
 std::vector<std::string_view> split(std::string_view text, char separator) {

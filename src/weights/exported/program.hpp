@@ -30,13 +30,13 @@ using Arithmetic = c10::IValue (*)(at::ArrayRef<c10::IValue> numbers);
 /// Returns the function for a target such as "_operator.mul"; nullptr if none takes so many operands.
 Arithmetic find_arithmetic(const std::string& target, std::size_t operands);
 
-/// True for operators of `aten` that a file may use: none that reach files or memory by themselves, or that leave
-/// checks to their callers, unless find_check() makes them.
+/// True for operators of `aten` that a file may use. An operator may not reach files or memory by itself. If it leaves
+/// checks of its arguments to its callers, find_check() must have them.
 bool is_allowed(const c10::FunctionSchema& schema);
 
-/// Checks the arguments of an operator that leaves it to its callers; throws c10::Error.
+/// Checks the arguments of an operator that leaves this to its callers; throws c10::Error.
 using Check = void (*)(at::ArrayRef<c10::IValue> arguments);
-/// Returns nullptr for operators that check their arguments themselves.
+/// Returns the check for an operator; nullptr if the operator checks its arguments itself.
 Check find_check(const c10::FunctionSchema& schema);
 
 /// Returns the number as a tensor of no dimensions, which does not decide the type of a result (a wrapped number).
@@ -48,7 +48,7 @@ struct Operand {
   Kind kind = Kind::constant;
   bool last_use = false;  ///< nothing uses the value after this
   Slot slot = no_slot;
-  c10::IValue constant = {};         ///< of a device: that of the export
+  c10::IValue constant = {};         ///< for Kind::device: the device of the export
   std::vector<Operand> items = {};   ///< of a list
   c10::TypePtr item_type = nullptr;  ///< of a list
 };
@@ -69,7 +69,7 @@ struct Node {
   Check check = nullptr;  ///< of the operator's arguments
   std::vector<Operand> operands = {};
   std::vector<Slot> outputs = {};  ///< no_slot for those that nothing uses
-  bool returns_list = false;       ///< `outputs` are the items of the only value
+  bool returns_list = false;       ///< true if the node returns one list, and `outputs` are its items
   std::uint32_t scope = 0;         ///< in Program::scopes
   Mode mode = {};
   std::string module = {}, module_class = {};  ///< path and Python class of the innermost module

@@ -131,7 +131,7 @@ at::Tensor ProgramFile::read_view(const std::string& record, const std::string& 
   const auto offset = integer_at(meta.at("storage_offset").at("as_int")),
              capacity = storage.numel() / static_cast<std::int64_t>(c10::elementSize(type));
   const auto count = values_of_view(type, sizes, strides, offset, capacity);
-  if (!count || *count > capacity || sizes.size() > 64)  // torch has no more dimensions
+  if (!count || *count > capacity || sizes.size() > 64)  // torch has at most 64 dimensions
     refuse("its " + name + " is larger than its bytes, or lies outside of them");
   if (type == at::kBool && storage.gt(1).any().item<bool>()) refuse("its " + name + " has values that are no bool");
   const at::NoGradGuard no_grad;
