@@ -4,8 +4,8 @@
 //   [{"to": 3, "over": 5, "name": "best", "tiers": [ID, …], "time": "2026-01-31T12:00:00Z"}, …]
 // The oldest entry comes first. In this example, checkpoints 4 and 5 are rolled back. "name" is the name by which the
 // user chose the checkpoint; it is recorded since the name may refer to another checkpoint later. "tiers" are the fast
-// tiers of earlier jobs that may hold newer checkpoints; the checkpoints in them are rolled back, too. One file
-// records the rollback of checkpoints and of tiers, so that a killed job cannot record one without the other.
+// tiers of earlier jobs that may hold newer checkpoints; the checkpoints in them are rolled back, too. One file records
+// the rollback of checkpoints and of tiers, so that a killed job cannot record one without the other.
 #pragma once
 
 #include "storage/tier.hpp"

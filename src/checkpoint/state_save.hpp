@@ -53,7 +53,7 @@ class StateSave {
   void give_drifted_to_rank_0(const Communicator& communicator);
 
   CheckpointContents& contents_;
-  Tensors tensors_;                 // with the random state
+  Tensors tensors_;                 // of the state, and the random state
   std::set<std::string> per_rank_;  // names of the per-rank tensors
   Json values_;                     // gathered from all ranks, as the manifest stores them
   // Names of tensors that differ between ranks; none before find_drift().

@@ -74,7 +74,7 @@ std::vector<Split> divide(std::int64_t samples, const std::filesystem::path& out
   return splits;
 }
 
-/// The samples to write.
+/// The samples to write, in order.
 class Order {
  public:
   /// All of `count` samples, as they lie.

@@ -33,8 +33,8 @@ class InputStream {
 /// A file that is read once, in order. Errors are ExitCode::data and name it.
 class InputFile {
  public:
-  /// A file on the disk, gzipped or not. `progress`: ConvertOptions::progress, called with 0, 0 before each
-  /// piece that is read.
+  /// A file on the disk, gzipped or not. `progress`: ConvertOptions::progress, called with 0, 0 before each piece that
+  /// is read.
   explicit InputFile(const std::filesystem::path& path, Progress progress = {});
   /// Other bytes. `shown`: their name in errors.
   InputFile(std::string shown, std::unique_ptr<InputStream> stream, Progress progress = {});
@@ -47,8 +47,8 @@ class InputFile {
   void skip(std::uint64_t bytes);
   /// Throws an Error if more bytes follow.
   void expect_end();
-  /// Throws an Error if the file's size shows that not exactly `bytes` bytes can follow. For a gzipped file it can only
-  /// show that there are too few, from the limit of deflate. Call it before allocating the memory.
+  /// Throws an Error if the file's size shows that not exactly `bytes` bytes can follow. The size of a gzipped file can
+  /// only show that too few bytes follow (most_deflated). Call this before allocating the memory.
   void expect_remaining(std::uint64_t bytes) const;
   /// Throws an Error unless `bytes`, the number that the file announces, equals `left`, the number that follows.
   void expect_exactly(std::uint64_t bytes, std::uint64_t left) const;

@@ -152,8 +152,8 @@ std::optional<std::int64_t> exact_whole(std::string_view field) {
 /// The numbers of a column, of 8 bytes each: int64 as long as all are whole, then double.
 class Values {
  public:
-  /// `type`: that of ConvertOptions::types; empty: chosen by the numbers. `is_target`: whole
-  /// numbers are then classes, which become int64.
+  /// `type`: that of ConvertOptions::types; empty: chosen by the numbers. `is_target`: whole numbers are then classes,
+  /// which become int64.
   Values(std::string type, bool is_target) : type_(std::move(type)), is_target_(is_target) {}
 
   /// Returns why the field cannot be in the column; null if it can.

@@ -20,8 +20,8 @@ namespace muster::detail::convert {
 /// close a file without an error after a write has failed.
 class DatasetWriter {
  public:
-  /// Makes a file with a temporary name beside `output`. `aligned`: columns of a page (4096 bytes) or more
-  /// start at page boundaries, for reading without HDF5.
+  /// Makes a file with a temporary name beside `output`. `aligned`: columns of a page (4096 bytes) or more start at
+  /// page boundaries, for reading without HDF5.
   DatasetWriter(std::filesystem::path output, bool aligned);
   DatasetWriter(const DatasetWriter&) = delete;
   DatasetWriter& operator=(const DatasetWriter&) = delete;

@@ -32,7 +32,7 @@ namespace convert = detail::convert;
 namespace hdf5 = detail::hdf5;
 using detail::data::joined;
 
-constexpr std::int64_t most_chunks_counted = 1 << 17;  ///< of a Zarr array; damaged metadata may announce any number
+constexpr std::int64_t most_chunks_counted = 1 << 17;  ///< of a Zarr array, whose metadata may announce any number
 
 /// The columns of a dataset and how they are read, in the same order.
 struct Description {

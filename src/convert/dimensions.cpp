@@ -16,7 +16,7 @@ namespace {
 struct Reference {
   hobj_ref_t dataset = 0;
   std::int32_t dimension = 0;
-  std::int32_t unused = 0;  ///< so that no padding has random bytes
+  std::int32_t unused = 0;  ///< in place of padding, whose bytes would be random
 };
 
 /// Writes the scales of a new file.
@@ -111,9 +111,9 @@ class Scales {
     write(dataset, name, type.get(), {}, text.c_str());
   }
 
-  /// If a column has the name of its first dimension, makes it the scale of that dimension. In its own file it was
-  /// none, since the dimension belongs to another group. The copy has one group, in which NetCDF knows such a variable
-  /// only as the coordinate.
+  /// If a column has the name of its first dimension, makes it the scale of that dimension. In its own file the column
+  /// was no scale, since the dimension belongs to another group. The copy has a single group, in which NetCDF takes a
+  /// variable with the name of a dimension for the coordinate.
   void make_coordinate(ColumnDimensions& column) {
     if (column.is_scale() || column.scales.empty() || column.scales.front().name() != column.name) return;
     const hdf5::Handle dataset(check(H5Dopen2(file_, column.name.c_str(), H5P_DEFAULT)), H5Dclose);

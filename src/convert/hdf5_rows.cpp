@@ -210,7 +210,7 @@ void Hdf5Rows::read_records(std::span<const std::int64_t> rows, std::span<std::b
   }
 }
 
-/// True if reading a whole piece for so many of its rows would read far more than these.
+/// True if reading a whole piece would read far more rows than are wanted of it.
 bool Hdf5Rows::is_sparse(std::size_t wanted_rows) const noexcept {
   return rows_alone_ && std::cmp_less(8 * wanted_rows, piece_rows_);
 }

@@ -31,9 +31,9 @@ struct Hdf5Group {
 /// True if `name` is a group; false for a link without a target.
 bool is_group(hid_t parent, const std::string& name);
 
-/// Rows come in pieces: of all chunks that hold the same rows, or of about a megabyte. The last piece is kept, so that
-/// rows in ascending order decode each chunk once. A piece is larger than `most_piece_bytes` only if a single chunk
-/// or row is larger. If the chunks that hold the same rows are larger together, they are decoded again for every piece.
+/// Rows are read in pieces: about a megabyte, or all chunks that hold the same rows. The last piece is kept, so that
+/// rows in ascending order decode each chunk once. A piece is larger than `most_piece_bytes` only if a single chunk or
+/// row is larger. If the chunks that hold the same rows are larger than that together, every piece decodes them again.
 /// For a field of compound values, pieces hold whole values.
 class Hdf5Rows {
  public:

@@ -37,8 +37,8 @@ class MUSTER_INTERNAL_API ChunkIndex {
   /// "chunk (0, 3)", for errors.
   std::string text(std::int64_t number) const;
 
-  /// The chunks, if they lie outside of the HDF5 file (foreign_chunks.hpp); otherwise null. Of
-  /// such chunks, locate() returns no places; it only says that they are stored.
+  /// The chunks, if they lie outside of the HDF5 file (foreign_chunks.hpp); otherwise null. Of such chunks, locate()
+  /// returns no places; it only says that they are stored.
   const std::shared_ptr<const ForeignChunks>& foreign() const noexcept { return foreign_; }
   /// False if HDF5 does not tell where chunks lie, because another driver reads the file or a later release of HDF5
   /// reads chunks in another way. Then locate() must not be called.

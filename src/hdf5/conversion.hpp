@@ -25,7 +25,7 @@ class MUSTER_INTERNAL_API Conversion {
   Conversion(hid_t type, std::optional<Packing> packing, const std::string& shown);
 
   at::ScalarType dtype() const noexcept { return dtype_; }
-  /// The bytes of a value in the file, at most those of dtype().
+  /// The size of a value in the file, in bytes; at most the size of dtype().
   std::size_t stored_bytes() const noexcept { return stored_bytes_; }
   /// True if the tensor has the same bytes as the file, so that nothing is converted.
   bool is_copy() const noexcept { return convert_ == nullptr; }
@@ -35,7 +35,7 @@ class MUSTER_INTERNAL_API Conversion {
   /// Called if HDF5 reads the values as native_type(): operator() then does only what HDF5 has not done.
   void after_hdf5();
 
-  /// Converts in place: `values` has room for `count` values of dtype(), and the stored ones lie at its end. Returns
+  /// Converts in place: `values` has room for `count` values of dtype(), and the stored values lie at its end. Returns
   /// how many were converted: fewer than `count` if the next one is above 2^63 − 1, too large for a tensor.
   std::size_t operator()(std::byte* values, std::size_t count) const;
 

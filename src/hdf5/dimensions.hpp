@@ -24,8 +24,8 @@ struct Scale {
 /// the size follow.
 inline constexpr const char* only_dimension = "This is a netCDF dimension but not a netCDF variable";
 
-/// The attribute in which xarray stores the names of a Zarr array's dimensions. An empty name means that
-/// the dimension has none.
+/// The attribute in which xarray stores the names of a Zarr array's dimensions. An empty name means that the dimension
+/// has none.
 inline constexpr const char* array_dimensions = "_ARRAY_DIMENSIONS";
 
 /// An object's path in its file; empty if it has none.

@@ -17,7 +17,7 @@ namespace muster::detail::hdf5 {
 class ForeignChunks {
  public:
   virtual ~ForeignChunks() = default;
-  /// Decodes a chunk into memory of the size of a whole one. A chunk that is not there has the fill value. Throws an
+  /// Decodes a chunk into memory of the size of a whole chunk. A chunk that is not there has the fill value. Throws an
   /// Error with ExitCode::data if it is damaged, or ExitCode::retry if the disk could not be read.
   virtual void read(std::int64_t number, std::span<std::byte> into) const = 0;
   /// Asks the system to begin reading the chunk. Failures are ignored.

@@ -13,8 +13,8 @@ namespace muster::detail::hdf5 {
 
 /// A stored value v stands for v × scale + offset, or for NaN if it is one of `missing`, below `least` or above `most`
 /// (Conversion says what becomes of integers without a scale or offset). The values come from the attributes
-/// scale_factor, add_offset, _FillValue, missing_value, valid_min, valid_max and valid_range of the CF
-/// conventions, sections 2.5.1 and 8.1.
+/// scale_factor, add_offset, _FillValue, missing_value, valid_min, valid_max and valid_range of the CF conventions,
+/// sections 2.5.1 and 8.1.
 struct Packing {
   static constexpr double no_limit = std::numeric_limits<double>::infinity();
 
@@ -27,9 +27,9 @@ struct Packing {
   bool has_missing() const noexcept { return !missing.empty() || least > -no_limit || most < no_limit; }
 };
 
-/// The packing of a dataset, or of a field, with values of type `type`; none if it has none of these attributes, or if
-/// the values are booleans or complex. `shown`: its name in errors. Throws an Error (ExitCode::data) if the type is not
-/// one of numbers, or if one of these attributes has too few or too many numbers, or a text that is no number.
+/// The packing of a dataset, or of a field, with values of type `type`; none if it has none of Packing's attributes, or
+/// if the values are booleans or complex. `shown`: its name in errors. Throws an Error (ExitCode::data) if the type is
+/// not one of numbers, or if one of the attributes has too few or too many numbers, or a text that is no number.
 MUSTER_INTERNAL_API std::optional<Packing> packing_of(hid_t dataset, hid_t type, const std::string& shown);
 
 }  // namespace muster::detail::hdf5

@@ -64,7 +64,7 @@ void unshuffle(std::span<const std::byte> from, std::size_t value_bytes, std::sp
 
 void bit_unshuffle(std::span<const std::byte> from, std::size_t value_bytes, std::span<std::byte> into) {
   static_assert(std::endian::native == std::endian::little, "transpose_bits() takes byte 0 of a word for its lowest");
-  constexpr std::size_t tile = 64;  // words, that is groups of 8 values
+  constexpr std::size_t tile = 64;  // words at once; each belongs to a group of 8 values
   const auto groups = from.size() / value_bytes / 8, at_once = std::min(tile, groups);
   std::array<std::uint64_t, tile> words;
   std::vector<std::byte> planes(at_once * 8 * value_bytes);  // planes of bytes, as the shuffle filter makes them

@@ -60,8 +60,8 @@ MUSTER_INTERNAL_API void require_fit(const StateEntries& entries, const StateDic
                                      const std::map<std::string, bool>& per_rank = {});
 
 /// Checks like require_fit(), then loads `saved` into the entries; tensors that exist already keep their memory, except
-/// LBFGS's. The user's own load functions are called first, so that nothing else has changed if one of them
-/// throws. If no entry has parameters, those of an optimizer are matched by order. Of a per-rank entry, loads the part
+/// LBFGS's. The user's own load functions are called first, so that nothing else has changed if one of them throws. If
+/// no entry has parameters, an optimizer's parameters are matched by their order. Of a per-rank entry, loads the part
 /// of rank `here`. Throws an Error if another number of ranks has saved the entry and it cannot be divided anew, or if
 /// the size of `here` is 0, which means that the rank is unknown.
 MUSTER_INTERNAL_API void restore(const StateEntries& entries, const StateDict& saved, RankInGroup here = {},

@@ -42,7 +42,7 @@ class Tier {
     std::multimap<int, std::filesystem::path> damaged;  ///< by index
     std::vector<std::filesystem::path> unfinished;      ///< interrupted saves and removals
     std::vector<std::filesystem::path> others;          ///< links and files with the name of a published checkpoint
-    std::set<int> indices;                              ///< indices of all of these, which new checkpoints must not get
+    std::set<int> indices;                              ///< of all of the above; new checkpoints must not get them
   };
 
   explicit Tier(std::filesystem::path folder) : folder_(std::move(folder)) {}

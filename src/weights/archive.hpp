@@ -1,5 +1,6 @@
 // A zip archive of torch, for reading: torch.save(), torch.jit.save() and torch.export.save() write such archives. Only
-// torch.jit.save() compresses records, those of code. libtorch's own reader trusts the archives; this one does not.
+// torch.jit.save() compresses records, and only records of code. libtorch's own reader trusts the archives; this one
+// does not.
 #pragma once
 
 #include "base/file.hpp"

@@ -102,7 +102,7 @@ std::string to_text(const Manifest& manifest);
 /// manifest `shown`.
 Manifest from_text(std::string_view text, const std::string& shown);
 
-/// True if the directory holds a manifest that begins as those of muster do; the rest may be damaged.
+/// True if the directory holds a manifest that begins like muster's; the rest of it may be damaged.
 MUSTER_INTERNAL_API bool is_checkpoint(const std::filesystem::path& directory);
 /// Reads and checks the manifest in `directory`.
 MUSTER_INTERNAL_API Manifest read_manifest(const std::filesystem::path& directory);

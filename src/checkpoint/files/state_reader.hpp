@@ -12,8 +12,8 @@
 
 namespace muster::detail::checkpoint {
 
-/// Reads tensors into new memory: those for which `wanted` returns true, or all. Verifies the checksums of the pieces
-/// that it reads, on as many threads as torch has.
+/// Reads the tensors for which `wanted` returns true, or all if it is empty, into new memory. Verifies the checksums of
+/// the pieces that it reads, on as many threads as torch has.
 Tensors read_tensors(const std::filesystem::path& directory, const Manifest& manifest,
                      const std::function<bool(const std::string&)>& wanted = {});
 

@@ -40,7 +40,7 @@ std::vector<FileBytes> gather_rows(const Communicator& communicator, const Layou
 /// Writes pieces of state.h5. Keeps its buffers for the next save. Used by one thread at a time.
 class StateWriter {
  public:
-  /// Writes these pieces durably to the file that `open` opens, and returns their checksums. The layout must fit the
+  /// Writes `pieces` durably to the file that `open` opens, and returns their checksums. The layout must fit the
   /// tensors (check_layout()). `rows`: the result of gather_rows(). While it waits for the disk, it calls `meanwhile`,
   /// which does a small piece of other work and returns false when there is none left.
   std::vector<std::uint32_t> write(const OpenFile& open, const Layout& layout, const Tensors& tensors,

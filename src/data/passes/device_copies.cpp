@@ -43,7 +43,7 @@ std::size_t staged_bytes(const DeviceCopies::Column& column) {
   return (bytes + alignment - 1) / alignment * alignment;
 }
 
-/// The strides of a copy: those of the tensor if it is dense; otherwise the copy is contiguous.
+/// The strides of a copy: the tensor's strides if it is dense; otherwise the copy is contiguous.
 std::vector<std::int64_t> strides_of_copy(const at::Tensor& tensor) {
   if (tensor.is_non_overlapping_and_dense()) return tensor.strides().vec();
   const auto strides = c10::contiguous_strides(tensor.sizes());

@@ -65,7 +65,7 @@ class DeviceCopies {
   const at::Device device_;
   const c10::Stream stream_;
   std::mutex mutex_;
-  std::list<Staging> stagings_;  ///< those not in use by a thread; the oldest copy first
+  std::list<Staging> stagings_;  ///< pieces that no thread uses; the oldest copy first
 };
 
 }  // namespace muster::detail::data

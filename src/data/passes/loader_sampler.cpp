@@ -1,4 +1,4 @@
-// The samplers of data loaders.
+// The samplers of data loaders. The batch in hand is the one that the program got last.
 #include "base/duration.hpp"
 #include "data/passes/pass_positions.hpp"
 #include "muster/data_loader.hpp"

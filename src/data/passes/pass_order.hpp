@@ -19,7 +19,7 @@ namespace muster::detail::data {
 struct PassData {
   std::int64_t count = 0;                          ///< samples of the dataset; 0 if not known
   Blocks blocks = {};                              ///< in which the samples are stored; rows 0 if that does not matter
-  std::shared_ptr<const AliasTable> weights = {};  ///< of BatchOptions::weights; null: each sample comes once
+  std::shared_ptr<const AliasTable> weights = {};  ///< table of BatchOptions::weights; null: each sample comes once
   /// Returns the lengths of the samples. The function is null or returns null if all samples have the same length.
   /// Called only for an order in buckets of like length.
   std::function<std::shared_ptr<const Lengths>()> lengths = {};
@@ -33,7 +33,7 @@ struct PassOrder {
     bool operator==(const Draws&) const = default;
   };
   struct Buckets {
-    std::int64_t samples = 0;   ///< of a bucket
+    std::int64_t samples = 0;   ///< samples of a bucket
     std::uint64_t lengths = 0;  ///< Lengths::hash
     bool operator==(const Buckets&) const = default;
   };
@@ -68,7 +68,7 @@ struct PassOrder {
   bool needs_other_weights(const PassData& data) const noexcept;
   bool needs_other_lengths(const PassData& data) const;
   /// The options of a pass in this order that must be the same on all ranks, for step::OpenPass::options. `options`:
-  /// those from which of() made this order.
+  /// the options from which of() made this order.
   std::map<std::string, std::string> compared_options(const BatchOptions& options) const;
   /// The name of the first option by which `now` is another order than this one; empty if there is none.
   std::string changed_option(const PassOrder& now) const;

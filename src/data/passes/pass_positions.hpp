@@ -116,8 +116,8 @@ class PassPosition {
     std::int64_t number = 0;
     std::int64_t passes = 0;      ///< passes that have ended
     std::int64_t repeated = 0;    ///< passes that a resumed program begins again; at most `passes`
-    std::int64_t run_here = 0;    ///< those of `repeated` that this process has run itself
-    std::int64_t to_skip = 0;     ///< those of `repeated` that have yet to come back empty
+    std::int64_t run_here = 0;    ///< passes of `repeated` that this process has run itself
+    std::int64_t to_skip = 0;     ///< passes of `repeated` that have yet to come back empty
     bool ended_in_other = false;  ///< the last pass counted in `repeated` ended while another pass was open
   };
   /// A part of an epoch. The passes that do not train are numbered from 0 in each section. Their random numbers and
@@ -159,7 +159,7 @@ class PassPosition {
     bool skipped = false;         ///< since the restore a pass has come back empty
 
     // Passes that do not train.
-    Section section = {};          ///< the section of the last such pass
+    Section section = {};          ///< the section of the last of these passes
     std::int64_t evaluations = 0;  ///< passes in that section
 
     /// True if samples are left in the pass under way.
@@ -230,7 +230,8 @@ class MUSTER_INTERNAL_API PassPositions : public std::enable_shared_from_this<Pa
   /// Restores one position. The dataset or loader may be added before or after.
   void restore(const std::string& name, const Json& position, bool complete);
   enum class EpochProgress { unknown, none, under_way, over };
-  /// How far the training passes of this epoch are; unknown if no dataset is split, or the split ones only evaluated.
+  /// How far the training passes of this epoch are; unknown if no dataset is split, or if the passes over split
+  /// datasets only evaluate.
   EpochProgress epoch_progress() const;
   /// The number of finished training passes of this epoch that a resumed program begins again, over all data.
   std::int64_t finished_passes() const;

@@ -24,7 +24,7 @@ struct OrderOptions {
   bool shuffle = false;     ///< permute all samples
   Blocks blocks = {};       ///< with `shuffle`: how the samples are stored; with 0 rows, the order ignores it
   std::int64_t bucket = 0;  ///< with `shuffle`: samples of a bucket of like length; 0: no buckets
-  std::shared_ptr<const Lengths> lengths = {};     ///< with `bucket`: of all samples
+  std::shared_ptr<const Lengths> lengths = {};     ///< with `bucket`: the lengths of all samples
   std::shared_ptr<const AliasTable> weights = {};  ///< probabilities of random draws; null: each sample comes once
   std::int64_t window = 0;                         ///< samples of a window, permuted within it; 0: no local shuffle.
   ///< No effect with `weights`, or with lanes

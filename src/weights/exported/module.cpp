@@ -36,8 +36,8 @@ constexpr const char* calling = "running an exported program";
   throw Error(ExitCode::usage, calling, fact, remedy);
 }
 
-/// True unless the program was exported in evaluation. Operators of torch's own modules tell; those that a model calls
-/// itself, such as F.dropout(x, 0.5), may have a mode of their own, and are asked only if there are no others.
+/// True unless the program was exported in evaluation. The operators of torch's own modules tell. An operator that a
+/// model calls itself, such as F.dropout(x, 0.5), may have a mode of its own, and counts only if there are no others.
 bool was_in_training(const Program& program) {
   int on[2] = {}, all[2] = {};  // numbers of operators; [1]: operators of torch's own modules, [0]: the others
   for (const auto& node : program.nodes) {

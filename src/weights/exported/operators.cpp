@@ -1,4 +1,4 @@
-// Which operators run: those of aten that do no harm, and arithmetic of sizes.
+// Which operators run: operators of aten that do no harm, and arithmetic of sizes.
 #include "weights/exported/program.hpp"
 
 #include <c10/util/Exception.h>
@@ -103,7 +103,7 @@ c10::IValue rounded(const c10::IValue& number, double (*round)(double)) {
 }
 
 struct Entry {
-  std::size_t count;  ///< of operands
+  std::size_t count;  ///< number of operands
   Arithmetic function;
 };
 

@@ -342,7 +342,7 @@ class Reader {
     return value.at(form.starts_with("as_sym_") ? "as_name" : "name");
   }
 
-  /// The names of a node's outputs; empty for those that nothing uses.
+  /// The names of a node's outputs; empty for outputs that nothing uses.
   std::vector<std::string> names_of_outputs(const Json& node) const {
     std::vector<std::string> names;
     for (const auto& output : node.at("outputs")) {

@@ -68,7 +68,7 @@ struct Node {
   Arithmetic arithmetic = nullptr;
   Check check = nullptr;  ///< of the operator's arguments
   std::vector<Operand> operands = {};
-  std::vector<Slot> outputs = {};  ///< no_slot for those that nothing uses
+  std::vector<Slot> outputs = {};  ///< no_slot for outputs that nothing uses
   bool returns_list = false;       ///< true if the node returns one list, and `outputs` are its items
   std::uint32_t scope = 0;         ///< in Program::scopes
   Mode mode = {};
@@ -76,8 +76,8 @@ struct Node {
   std::string source = {};                     ///< as in "net.py:14 (h = self.fc(x))"; may be empty
 };
 
-/// A `with` block around nodes: torch.set_grad_enabled(), or torch.autocast() if there is a device. Scope 0 stands
-/// for the nodes outside of all blocks.
+/// A `with` block around nodes: torch.set_grad_enabled(), or torch.autocast() if there is a device. Scope 0 stands for
+/// the nodes outside of all blocks.
 struct Scope {
   std::uint32_t parent = 0;
   bool enabled = true;
@@ -141,7 +141,7 @@ struct Program {
   std::vector<Operand> outputs = {};
   Tree in_tree = {}, out_tree = {};         ///< `in_tree`: a tuple of positional inputs, and a dict of named ones
   bool keep_random = false;                 ///< ExportedOptions::keep_random
-  std::vector<std::string> arguments = {};  ///< names of the positional inputs, then of the others
+  std::vector<std::string> arguments = {};  ///< names of the positional inputs, then of the named ones
 };
 
 /// The type with this number in the format; none if there is no such type.

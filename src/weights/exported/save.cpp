@@ -49,8 +49,7 @@ struct Folder {
 };
 
 /// Replaces the folder's tensors by those of `left`, the tensors that no folder has used yet, and removes from `left`
-/// the ones that it uses. Tensors of one view of one
-/// record are tied, and share a record again.
+/// the ones that it uses. Tensors of one view of one record are tied, and share a record again.
 void replace(const ProgramFile& program, Folder& folder, bool needs_all, std::map<std::string, at::Tensor>& left,
              Differences& differences) {
   std::map<std::string, std::vector<std::string>> views;  // by view: the names of its tensors, which are tied
