@@ -127,7 +127,7 @@ class CheckpointStore {
   /// what is no longer needed.
   void settle(const Communicator& communicator, const Save& save);
 
-  /// The indices of checkpoints.
+  /// The indices that the next checkpoints get.
   struct Indices {
     int next = 0;  ///< above the indices of all earlier saves
     /// Indices from `next` on that are in the name of a folder of the run, and so cannot be used.
