@@ -19,8 +19,8 @@
 
 namespace muster::detail::checkpoint {
 
-/// The fast tier of this job, if it has one: copies its checkpoints to the run's folder. Also copies what is left in
-/// the tiers of earlier jobs, and removes these tiers. Member functions are collective unless they say otherwise.
+/// Copies checkpoints from this job's fast tier, if it has one, to the run's folder. Also copies what is left in the
+/// tiers of earlier jobs, and removes these tiers. Member functions are collective unless they say otherwise.
 class FastTiers {
  public:
   /// Copies from earlier jobs' tiers with finish_copying(). `run`: the tier of the run's folder.

@@ -99,7 +99,7 @@ class InputColumn {
   /// The type of the values that take() gives, and the same type in this machine's byte order.
   hid_t file_type() const noexcept { return file_type_.get(); }
   hid_t memory_type() const noexcept { return memory_type_.get(); }
-  /// The dataset with the column's attributes; invalid if it has none.
+  /// The dataset with the column's attributes; H5I_INVALID_HID if the column is not from an HDF5 file.
   hid_t dataset() const noexcept;
   bool holds_whole_numbers() const noexcept { return holds_whole_numbers_; }
   std::size_t value_bytes() const noexcept { return value_bytes_; }

@@ -100,8 +100,8 @@ convert::StoredColumn stored_column(hid_t dataset, const std::string& name, cons
   return column;
 }
 
-/// The advice about values that were never written. Null if there are none, or if some chunks are written and HDF5 is
-/// older than 1.10.5, which cannot count them.
+/// The advice about values that were never written. Null if there are none, and for a virtual dataset. Also null if
+/// some chunks are written and HDF5 is older than 1.10.5, which cannot count them.
 const char* unwritten_values(const convert::StoredColumn& column, hid_t dataset) {
   const auto creation = hdf5::dataset_property(dataset, H5Dget_create_plist, "reading the layout of " + column.name);
   if (H5Pget_layout(creation.get()) == H5D_VIRTUAL || column.bytes == 0) return nullptr;

@@ -96,7 +96,7 @@ class Hdf5Rows {
   std::int64_t value_bytes_ = 0, record_bytes_ = 0, row_bytes_ = 0;
   std::int64_t piece_rows_ = 1;
   bool whole_numbers_ = false;
-  bool rows_alone_ = true;  ///< a row can be read without its neighbours
+  bool rows_alone_ = true;  ///< true if a row can be read without decoding its neighbours, too
   std::optional<Chunks> chunks_;
   hdf5::Buffer piece_, chunk_, encoded_, records_;
   hdf5::FilterPipeline::Workspace workspace_;

@@ -85,7 +85,7 @@ bool keeps_values(const Measured& all) {
          bytes <= static_cast<double>(DatasetOptions{}.cache_bytes);
 }
 
-/// The number of samples with about so many bytes, in whole chunks: a chunk is decoded whole.
+/// The number of samples that have about `bytes` bytes, in whole chunks, since a chunk is decoded whole.
 std::int64_t samples_of(const Measured& all, std::int64_t bytes) {
   // A column that HDF5 reads and that is kept in memory is read whole at its first sample.
   if (has_reader(all, "hdf5") && keeps_values(all)) return all.samples;

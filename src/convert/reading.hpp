@@ -26,9 +26,9 @@ struct StoredColumn {
 };
 
 enum class Reader {
-  direct,   ///< rows where they lie in the file
-  decoded,  ///< chunks that muster decodes, without HDF5's lock
-  hdf5,     ///< HDF5, under its lock
+  direct,   ///< muster reads the rows where they lie in the file
+  decoded,  ///< muster decodes the chunks, without HDF5's lock
+  hdf5,     ///< HDF5 reads the rows, under its lock
 };
 const char* name_of(Reader reader) noexcept;
 

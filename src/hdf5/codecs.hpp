@@ -38,7 +38,7 @@ BareDecoder bare_decoder(const std::string& codec);
 
 /// Undoes the bitshuffle filter, and lz4 or zstd if one of them was applied after it.
 bool decode_bitshuffle(const Filter& filter, std::span<const std::byte> stored, std::span<std::byte> into);
-/// The codec of a bitshuffle filter: its parameter 4.
+/// The codec of a bitshuffle filter: its parameter 4, counted from 0.
 enum BitshuffleCodec : unsigned { bitshuffle_alone = 0, bitshuffle_lz4 = 2, bitshuffle_zstd = 3 };
 constexpr std::size_t bitshuffle_codec = 4;
 

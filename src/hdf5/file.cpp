@@ -171,7 +171,8 @@ Handle open_dataset(hid_t file, const std::string& name, const std::string& show
   if (H5Pget_external_count(creation.get()) > 0)
     throw Error(ExitCode::data, doing, "its values lie in other files (external storage)", "Copy them into the file");
   if (H5Pget_layout(creation.get()) == H5D_VIRTUAL) return with_sources(std::move(dataset), creation.get(), shown);
-  static_cast<void>(foreign_chunks(dataset.get()));  // throws an Error if chunks outside of it cannot be read
+  // Throws an Error if the dataset's chunks lie outside of the HDF5 file and cannot be read.
+  static_cast<void>(foreign_chunks(dataset.get()));
   return dataset;
 }
 

@@ -26,8 +26,8 @@ struct MUSTER_INTERNAL_API GroupPath {
 /// Opens a file for reading, with POSIX I/O and without a file lock. The Errors for a missing file, a file that is not
 /// HDF5 and a truncated file differ.
 MUSTER_INTERNAL_API Handle open_file(const std::filesystem::path& path);
-/// Makes a new file in the format of HDF5 1.10; data of `alignment` bytes or more are aligned to as many. The file must
-/// not exist.
+/// Makes a new file in the format of HDF5 1.10; data of `alignment` bytes or more begin at multiples of it. The file
+/// must not exist.
 MUSTER_INTERNAL_API Handle create_file(const std::filesystem::path& path, std::uint64_t alignment = 4096);
 /// Like create_file(path), but in a fresh `storage`, which the caller may read once the handle is closed.
 Handle create_file(const std::shared_ptr<FileStorage>& storage, std::uint64_t alignment = 4096,

@@ -35,9 +35,9 @@ bool check_and_remove_checksum(std::span<const std::byte>& bytes) {
 
 std::span<std::byte> Buffer::take(std::size_t bytes) {
   if (bytes > capacity_) {
-    constexpr std::size_t least_pages = 128 << 10;  // bytes
+    constexpr std::size_t min_bytes_in_pages = 128 << 10;  // smaller memory comes from new
     *this = {};
-    if (bytes >= least_pages)
+    if (bytes >= min_bytes_in_pages)
       pages_ = Pages(bytes);
     else
       memory_ = std::make_unique_for_overwrite<std::byte[]>(bytes);

@@ -55,8 +55,8 @@ struct FieldWriter {
   }
 };
 
-/// Reads the fields of a parameter's state from a StateDict. A missing tensor becomes undefined; any other missing
-/// field is added to `differences`.
+/// Reads the fields of a parameter's state from a StateDict. A missing tensor becomes undefined, and a missing optional
+/// field becomes empty. Any other missing field is added to `differences`.
 struct FieldReader {
   const StateDict& saved;
   const std::string& parameter;

@@ -13,7 +13,7 @@
 namespace muster::detail::checkpoint {
 
 /// Reads the tensors for which `wanted` returns true, or all if it is empty, into new memory. Verifies the checksums of
-/// the pieces that it reads, on as many threads as torch has.
+/// the pieces that it reads, on at most as many threads as torch has.
 Tensors read_tensors(const std::filesystem::path& directory, const Manifest& manifest,
                      const std::function<bool(const std::string&)>& wanted = {});
 
@@ -27,7 +27,8 @@ class MappedState : public std::enable_shared_from_this<MappedState> {
   MappedState(const MappedState&) = delete;
   ~MappedState();
 
-  /// Verifies these pieces on as many threads as torch has. Throws an Error (ExitCode::data) if a checksum is wrong.
+  /// Verifies these pieces on at most as many threads as torch has. Throws an Error (ExitCode::data) if a checksum is
+  /// wrong.
   void verify(std::span<const std::uint64_t> pieces) const;
   /// Returns all tensors without verifying them. Tensors of 64 KiB or more are views of the mapping if they are
   /// aligned; the others are copies. The mapping lives as long as one of its views. As long as it lives, the file takes

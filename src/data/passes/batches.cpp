@@ -51,7 +51,7 @@ struct StepReader {
       ahead->wait_for(rows);
     }
     auto read = source->read_ahead(samples_of(step, pass.order), pass.order.random_seed(step.mine.first));
-    // After the batch has been read, which makes room in the cache.
+    // Only now, since reading the batch has made room in the cache.
     if (ahead) ahead->add(blocks_to_expect(rows, *pass.order.lanes(), Ahead::decode));
     step::BatchWeightPtr weight;
     if (split)

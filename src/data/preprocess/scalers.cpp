@@ -101,7 +101,7 @@ class StandardScaler final : public Scaler {
       : Scaler("standard_scaler", {"mean", "deviation"}, std::move(columns)) {}
 
  private:
-  /// Rows: count, mean, sum of squared distances from the mean in units_of(), minimum, maximum.
+  /// Rows: count, mean, sum of squared distances from the mean (in units of units_of()), minimum, maximum.
   at::Tensor summary(const at::Tensor& values) const override {
     // Loops and not torch's sums, whose order depends on the number of threads.
     const auto x = values.cpu().to(at::kDouble).contiguous();
