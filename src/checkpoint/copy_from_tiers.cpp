@@ -271,7 +271,7 @@ bool copy_newest(const Communicator& communicator, const NotedTier& tier, bool i
   }
   bool is_current = true;
   if (is_own && (indices.empty() || *indices.begin() < tier.first) && !has(tier.first)) {
-    // The note names a checkpoint before it is published, so a job that was killed in between leaves the same note.
+    // Or it has never existed: the note names a checkpoint before it is published, and a job may be killed in between.
     warn_left(run.published(tier.first).filename().string() + " may have been in the fast tier " + tier.shown() +
               ", and is not there now");
     is_current = missing.empty();

@@ -104,7 +104,7 @@ void FastTiers::settle(const Communicator& communicator, const Save& save) {
     if (first_ != index && run_on_root(communicator, [&] {
           return or_warn("noting the oldest checkpoint in the fast tier", [&] { note_first(*run_, index); });
         }))
-      first_ = index;  // if the note could not be written, it names the old `first_`, which must stay
+      first_ = index;  // a note that could not be written names the old `first_`, which must stay
     clear(index, /*all=*/false);
     copy(communicator, save);
   }

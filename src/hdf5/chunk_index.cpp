@@ -24,7 +24,7 @@ herr_t read_chunk(hid_t dataset, const hsize_t* offset, std::uint32_t* mask, voi
 #endif
 }
 
-/// While it lives, the reads of values of a file are noted.
+/// While it lives, the file's driver (read_driver.hpp) only notes reads of values in `reads` and reads nothing.
 class Noting {
  public:
   explicit Noting(OpenForReading& file) : file_(file) { file_.noted = &reads; }

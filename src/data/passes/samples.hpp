@@ -78,7 +78,7 @@ std::vector<LaneRange> lanes_of(const StepSamples& step, const Lanes& lanes);
 
 /// A block that a lane comes to next.
 struct ExpectedBlock {
-  std::int64_t sample = 0;  ///< one of its samples
+  std::int64_t sample = 0;  ///< one of the block's samples
   int lane = 0;
   std::int64_t first = 0;  ///< the lane's row with which the block begins
 };
