@@ -17,10 +17,10 @@ class BackgroundSave {
   BackgroundSave() = default;
   BackgroundSave(const BackgroundSave&) = delete;
   BackgroundSave& operator=(const BackgroundSave&) = delete;
-  /// Waits until the work has ended.
+  /// Waits until the work that run() has begun has ended.
   ~BackgroundSave();
 
-  /// Makes the communicator that the threads of all ranks use. run() may only be called after this. Collective.
+  /// Makes the communicator that run() passes to its work. run() may only be called after this. Collective.
   void enable(const Communicator& ranks);
   bool is_enabled() const noexcept { return communicator_.has_value(); }
 
@@ -33,10 +33,10 @@ class BackgroundSave {
   void run(std::function<void(const Communicator&)> work);
 
   bool is_running() const;
-  /// Waits for the work. True if it succeeded or there is none; the same on all ranks.
+  /// Waits for the work. True if it succeeded or there is no work; the same on all ranks.
   bool wait() const { return !result_.valid() || !result_.get(); }
-  /// Waits for the work and returns its error, the same on all ranks; none if it succeeded. Afterwards there is no
-  /// work.
+  /// Waits for the work and returns its error, the same on all ranks; none if it succeeded or there is no work.
+  /// Afterwards there is no work until the next run().
   std::optional<Error> finish();
 
   /// How long the last save took from begin() to its end, as finish() or end_without_work() has recorded it; none

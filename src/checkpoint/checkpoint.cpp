@@ -73,7 +73,7 @@ void remove_abandoned(const fs::path& parent, const std::string& prefix) noexcep
     ::close(descriptor);
   }
 } catch (const std::exception&) {
-  // The next process tries again.
+  // The next process removes what is left.
 }
 
 /// Creates a temporary folder that only this user can access. Returns its path and an owner: the folder is removed when

@@ -31,7 +31,8 @@ struct NodeFolder {
   int node = 0;
 };
 
-/// Returns the tier's folders that this rank finds, as [names, warnings].
+/// Returns [names, warnings]: the names of the tier's folders that this rank finds and trusts, and a warning for each
+/// other folder and each failure.
 Json folders_here(const NotedTier& tier) {
   std::set<std::string> names, warnings;
   std::error_code error;
@@ -39,7 +40,7 @@ Json folders_here(const NotedTier& tier) {
     const auto name = at->path().filename().string();
     if (!name.starts_with(tier.prefix())) continue;
     try {
-      const auto problem = distrust(at->path());
+      const auto problem = reason_to_distrust(at->path());
       if (problem.empty()) {
         names.insert(name);
         continue;
@@ -60,7 +61,7 @@ Json folders_here(const NotedTier& tier) {
 }
 
 /// Returns the tier's folders that the nodes find. If several nodes find the same folder (shared storage), the first of
-/// them is responsible for it. With `warn`, rank 0 logs a warning for each folder that is not trusted. Collective.
+/// them is responsible for it. With `warn`, rank 0 logs the warnings of folders_here(). Collective.
 std::vector<NodeFolder> find_folders(const Communicator& communicator, const NotedTier& tier, bool warn) {
   const auto& topology = communicator.topology();
   std::vector<NodeFolder> folders;
@@ -81,7 +82,7 @@ std::vector<NodeFolder> find_folders(const Communicator& communicator, const Not
 /// What the first rank of a node has read of a checkpoint in one folder.
 struct Found {
   std::string manifest = {};  ///< text of the manifest; empty if it cannot be read
-  std::string problem = {};
+  std::string problem = {};   ///< why the manifest cannot be read; empty if it can
 };
 
 /// Returns for each folder its checkpoints, by index. Collective.
@@ -110,7 +111,7 @@ std::vector<std::map<int, Found>> find_checkpoints(const Communicator& communica
 }
 
 /// Verifies this rank's share of a checkpoint. Returns the pieces and files of the share that are present and intact.
-CopySource whole_part(const fs::path& checkpoint, const Manifest& manifest, state::RankInGroup in_node) {
+CopySource intact_part(const fs::path& checkpoint, const Manifest& manifest, state::RankInGroup in_node) {
   CopySource part{.checkpoint = checkpoint};
   const auto mine = [&](std::size_t i) { return static_cast<int>(i) % in_node.size == in_node.rank; };
   for (std::size_t i = 0; i < manifest.files.size(); ++i) {
@@ -139,7 +140,7 @@ std::optional<std::vector<CopySource>> choose_parts(const Communicator& communic
       mine.push_back({.checkpoint = checkpoint});
       std::string unreadable;
       try {
-        mine.back() = whole_part(checkpoint, manifest, {topology.local_rank, topology.local_size});
+        mine.back() = intact_part(checkpoint, manifest, {topology.local_rank, topology.local_size});
       } catch (const Error& error) {
         unreadable = error.what();
       }
@@ -270,7 +271,7 @@ bool copy_newest(const Communicator& communicator, const NotedTier& tier, bool i
   }
   bool is_current = true;
   if (is_own && (indices.empty() || *indices.begin() < tier.first) && !has(tier.first)) {
-    // The note names a checkpoint before it is published, so a job that was killed in between leaves the same note.
+    // Or it has never existed: the note names a checkpoint before it is published, and a job may be killed in between.
     warn_left(run.published(tier.first).filename().string() + " may have been in the fast tier " + tier.shown() +
               ", and is not there now");
     is_current = missing.empty();
@@ -326,16 +327,16 @@ void copy_to_run_folder(const Communicator& communicator, const Manifest& manife
 
 bool finish_copying(const Communicator& communicator, storage::Tier& run) {
   const auto tiers = run_on_root(communicator, [&] {
-    remove_unfinished(note_of(run));
+    remove_unfinished(note_path(run));
     if (const auto owner = other_owner(run); !owner.empty()) {
       const auto there = run.list().published;
-      log::warn(note_of(run).string() + " belongs to " + owner +
+      log::warn(note_path(run).string() + " belongs to " + owner +
                 ": the fast tier of that job is not read, though it may hold a newer checkpoint. The run goes on "
                 "from " +
                 (there.empty() ? "its beginning" : there.rbegin()->second.filename().string()) +
                 ", without a fast tier until that file is gone");
     }
-    std::set<std::string> rolled_back;  // IDs; a job may have been killed before it removed them
+    std::set<std::string> rolled_back;  // IDs of tiers; a job may have been killed before it removed them
     for (const auto& rollback : read_rollbacks(run.folder()))
       rolled_back.insert(rollback.tiers.begin(), rollback.tiers.end());
     auto noted = Json::array();

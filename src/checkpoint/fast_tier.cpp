@@ -26,7 +26,7 @@ namespace {
 void note_first(const storage::Tier& run, int index) {
   auto note = read_note(run);
   if (note.empty())
-    throw Error(ExitCode::retry, "noting the use of the fast tier in " + note_of(run).string(), "the file is gone",
+    throw Error(ExitCode::retry, "noting the use of the fast tier in " + note_path(run).string(), "the file is gone",
                 "Start the run again");
   note.back().used = true;
   note.back().first = index;
@@ -85,7 +85,8 @@ void FastTiers::create_own(const Communicator& communicator, const fs::path& pla
     const auto remedy = "fast_tier must name a folder that exists on every node and may be written to";
     if (!is_leader) return;
     if (::mkdir(own.c_str(), 0700) != 0) throw Error(ExitCode::usage, doing, std::strerror(errno), remedy);
-    if (const auto problem = distrust(own); !problem.empty()) throw Error(ExitCode::usage, doing, problem, remedy);
+    if (const auto problem = reason_to_distrust(own); !problem.empty())
+      throw Error(ExitCode::usage, doing, problem, remedy);
   });
   own_ = SaveTarget{.tier = std::make_shared<storage::NodeTier>(own), .is_leader = is_leader, .is_per_node = true};
 }
@@ -103,12 +104,12 @@ void FastTiers::settle(const Communicator& communicator, const Save& save) {
     if (first_ != index && run_on_root(communicator, [&] {
           return or_warn("noting the oldest checkpoint in the fast tier", [&] { note_first(*run_, index); });
         }))
-      first_ = index;  // if the note could not be written, it names the old `first_`, which must stay
-    clear(index, /*after=*/false);
+      first_ = index;  // a note that could not be written names the old `first_`, which must stay
+    clear(index, /*all=*/false);
     copy(communicator, save);
   }
   if (own_ || has_earlier_) release(communicator);
-  if (own_) clear(index, /*after=*/true);
+  if (own_) clear(index, /*all=*/true);
 }
 
 void FastTiers::release_earlier(const Communicator& communicator) {
@@ -131,7 +132,7 @@ void FastTiers::copy(const Communicator& communicator, const Save& save) {
 }
 
 void FastTiers::release(const Communicator& communicator) {
-  // Called when the run's folder has a checkpoint at least as new as those in all tiers.
+  // Called when the run's folder has a checkpoint at least as new as those in all tiers, or after a rollback.
   const bool noted = run_on_root(communicator, [&] {
     return or_warn("noting what has been copied from the fast tier", [&] {
       auto note = read_note(*run_);
@@ -145,11 +146,11 @@ void FastTiers::release(const Communicator& communicator) {
     remove_unused_tiers(communicator, *run_, own_ ? own_->tier->folder() : fs::path());
 }
 
-void FastTiers::clear(int index, bool after) const noexcept {
+void FastTiers::clear(int index, bool all) const noexcept {
   if (!own_->is_leader) return;
   or_warn("removing what has been copied from the fast tier", [&] {
     for (const auto& [there, path] : own_->tier->list().published)
-      if (after || (there < index && there != first_)) own_->tier->remove(there);
+      if (all || (there < index && there != first_)) own_->tier->remove(there);
   });
 }
 

@@ -4,7 +4,7 @@
 // Each node's folder holds the parts that the node's ranks have written, and the manifest, which is the same on all
 // nodes:
 //   FOLDER/muster-ID-NODE-HOST/checkpoint_000003/   state.h5 with holes, the user's files, manifest.json
-// fast_tier_note.hpp describes how the run's folder remembers the tiers of its jobs.
+// The note, a file in the run's folder, lists the tiers of the run's jobs (fast_tier_note.hpp).
 #pragma once
 
 #include "checkpoint/save.hpp"
@@ -19,11 +19,11 @@
 
 namespace muster::detail::checkpoint {
 
-/// Takes the saves of this job through its fast tier, if it has one, and removes the tiers of earlier jobs. Member
-/// functions are collective unless they say otherwise.
+/// Copies checkpoints from this job's fast tier, if it has one, to the run's folder. Also copies what is left in the
+/// tiers of earlier jobs, and removes these tiers. Member functions are collective unless they say otherwise.
 class FastTiers {
  public:
-  /// Completes the copying from earlier jobs' tiers to the run's folder. `run`: the tier of the run's folder.
+  /// Copies from earlier jobs' tiers with finish_copying(). `run`: the tier of the run's folder.
   FastTiers(const Communicator& communicator, std::shared_ptr<storage::Tier> run);
   FastTiers(const FastTiers&) = delete;
   FastTiers& operator=(const FastTiers&) = delete;
@@ -36,7 +36,7 @@ class FastTiers {
   /// Where the ranks of this node save; none if this job has no fast tier. Not collective.
   const std::optional<SaveTarget>& own() const noexcept { return own_; }
 
-  /// Records in the note that the tier is in use. Called before the checkpoint with this index is published in it.
+  /// Records in the note that this job's tier is in use. Called before checkpoint `index` is published in the tier.
   void begin_use(const Communicator& communicator, int index);
   /// Called when a checkpoint is published. Copies it from the fast tier to the run's folder, if there is a fast tier,
   /// and removes from all tiers what is no longer needed.
@@ -48,9 +48,9 @@ class FastTiers {
   void copy(const Communicator& communicator, const Save& save);
   /// Records in the note that no tier is needed any more, and removes the tiers of earlier jobs.
   void release(const Communicator& communicator);
-  /// Removes checkpoints from this node's folder: with `after` all of them, else those older than `index` except
-  /// `first_`. Not collective.
-  void clear(int index, bool after) const noexcept;
+  /// Removes checkpoints from this node's folder: all of them if `all` is true, otherwise the ones older than `index`,
+  /// except `first_`. Not collective.
+  void clear(int index, bool all) const noexcept;
 
   std::shared_ptr<storage::Tier> run_;
   bool has_earlier_ = false;  // true if a tier of an earlier job may hold a checkpoint that could not be copied

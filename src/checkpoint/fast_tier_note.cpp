@@ -39,7 +39,7 @@ std::string user_name(uid_t id) {
 
 }  // namespace
 
-fs::path note_of(const storage::Tier& run) { return run.folder() / "fast_tier.json"; }
+fs::path note_path(const storage::Tier& run) { return run.folder() / "fast_tier.json"; }
 
 std::string new_id() {
   std::random_device random;
@@ -68,7 +68,7 @@ bool is_of_another_run(const NotedTier& tier, const storage::Tier& run) {
 }
 
 std::string other_owner(const storage::Tier& run) {
-  const auto path = note_of(run);
+  const auto path = note_path(run);
   if (!fs::exists(status_of(path))) return {};
   const auto owner = status_at(path).st_uid;
   if (owner == ::geteuid()) return {};
@@ -85,7 +85,7 @@ std::string other_owner(const storage::Tier& run) {
 }
 
 std::vector<NotedTier> read_note(const storage::Tier& run) {
-  const auto path = note_of(run);
+  const auto path = note_path(run);
   if (!fs::exists(status_of(path)) || !other_owner(run).empty()) return {};
   const auto json = read_json(path);
   try {
@@ -105,7 +105,7 @@ std::vector<NotedTier> read_note(const storage::Tier& run) {
 
 void write_note(const storage::Tier& run, const std::vector<NotedTier>& note) {
   if (note.empty()) {
-    fs::remove(note_of(run));
+    fs::remove(note_path(run));
     return sync_directory(run.folder());
   }
   auto json = Json::array();
@@ -116,7 +116,7 @@ void write_note(const storage::Tier& run, const std::vector<NotedTier>& note) {
                     {"used", tier.used},
                     {"first", tier.first},
                     {"run", tier.run}});
-  write_file(note_of(run), [&](File& file) {
+  write_file(note_path(run), [&](File& file) {
     if (::fchmod(file.descriptor(), 0600) != 0)
       throw Error(ExitCode::retry, "setting the mode of " + file.path().string(), std::strerror(errno),
                   "Check the permissions there");
@@ -124,7 +124,7 @@ void write_note(const storage::Tier& run, const std::vector<NotedTier>& note) {
   });
 }
 
-std::string distrust(const fs::path& folder) {
+std::string reason_to_distrust(const fs::path& folder) {
   const auto status = status_at(folder);
   if (!S_ISDIR(status.st_mode)) return "it is not a folder";
   if (status.st_uid != ::geteuid()) return "it belongs to " + user_name(status.st_uid);

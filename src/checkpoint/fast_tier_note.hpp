@@ -1,16 +1,17 @@
 // The note, fast_tier.json in the run's folder, lists the fast tiers. Only its owner may read it:
 //   [{"folder": FOLDER, "id": ID, "hosts": ["n1", …], "used": true, "first": 3, "run": "INODE BIRTH"}, …]
-// The entries are sorted by age; this job's tier is the last. Each start has its own tier with a random ID, so nobody
+// The oldest entry comes first; this job's tier is the last. Each start has its own tier with a random ID, so nobody
 // can guess the folder's name.
 // "used" is set before a checkpoint is published in the tier, and cleared when the run's folder has a checkpoint at
 // least as new. As long as it is set, the entry and the tier's folders on the nodes stay, so a later start can read a
 // node that was missing. When it is cleared, the folders of an earlier job's tier are removed; the entry stays until
 // they are gone on every node.
-// "first" is the index of the oldest checkpoint in the tier, which stays there until a newer checkpoint has replaced
-// it.
+// "first" is the index of the oldest checkpoint in the tier. That checkpoint stays there until "first" names a newer
+// one or the run's folder has a copy.
 // Only files of this user are trusted. A note or folder of another user is left alone, with a warning.
-// If the run's folder is copied, INODE and BIRTH do not fit the copy. A start in the copy takes only checkpoint "first"
-// from the tier, which was to be copied next when the folder was copied. It neither uses nor removes the tier.
+// "run" identifies the run's folder by its inode and birth time, which do not fit a copy of the folder. A start in such
+// a copy takes only checkpoint "first" from the tier: the one that was to be copied next when somebody copied the
+// folder. It saves nothing to the tier and does not remove it.
 //
 // `run` is always the tier of the run's folder. Nothing here is collective.
 #pragma once
@@ -36,7 +37,7 @@ struct NotedTier {
   std::string shown() const { return (std::filesystem::path(folder) / prefix()).string() + "*"; }
 };
 
-std::filesystem::path note_of(const storage::Tier& run);
+std::filesystem::path note_path(const storage::Tier& run);
 /// Returns the entries; none if there is no note or it belongs to another user. Throws an Error (ExitCode::data) if the
 /// file is not such a note.
 std::vector<NotedTier> read_note(const storage::Tier& run);
@@ -55,6 +56,6 @@ bool is_of_another_run(const NotedTier& tier, const storage::Tier& run);
 /// If the file system maps this user to another one (root squash), the other one counts as this user.
 std::string other_owner(const storage::Tier& run);
 /// Returns why this user must not trust the content of the folder; empty if it can be trusted.
-std::string distrust(const std::filesystem::path& folder);
+std::string reason_to_distrust(const std::filesystem::path& folder);
 
 }  // namespace muster::detail::checkpoint

@@ -79,7 +79,7 @@ std::vector<CheckpointInfo> list_checkpoints(const fs::path& run) {
     info.index = index;
     infos.push_back(std::move(info));
   }
-  // The only checkpoint was pruned meanwhile, so there must be a newer one: list again.
+  // All checkpoints that were listed were pruned meanwhile, so there must be a newer one: list again.
   if (has_vanished && infos.empty()) return list_checkpoints(run);
   for (const auto& [index, path] : there.damaged) infos.push_back(look_at_damaged(index, path));
   std::ranges::stable_sort(infos, {}, &CheckpointInfo::index);

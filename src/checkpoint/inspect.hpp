@@ -27,14 +27,15 @@ std::optional<std::pair<int, std::filesystem::path>> newest_own(storage::Tier::L
 /// Returns the index of the run's next checkpoint: higher than the index of every checkpoint, intact or damaged, every
 /// interrupted save and every rollback. It ignores copies, and unreadable folders whose index is more than a million
 /// higher than the others', since no save has made them; but a save cannot use the indices in their names. Throws an
-/// Error (ExitCode::data) if there is no such index.
+/// Error (ExitCode::data) if the next index would be above Tier::max_index.
 int next_index(const std::filesystem::path& run);
 
-/// Returns the newest checkpoint whose manifest and file sizes are intact. Skips rolled-back checkpoints, and damaged
-/// checkpoints with a warning. Throws an Error (ExitCode::retry) if a checkpoint cannot be read.
+/// Returns the newest checkpoint whose manifest and file sizes are intact. Skips rolled-back checkpoints and copies,
+/// and damaged checkpoints with a warning. Throws an Error (ExitCode::retry) if a checkpoint cannot be read, and
+/// NewerFormat for one in a newer format.
 std::optional<std::filesystem::path> newest_intact(const std::filesystem::path& run);
 
-/// Returns the checkpoints whose manifest and file sizes are intact and that are not rolled back, oldest first.
+/// Returns the checkpoints whose manifest and file sizes are intact, oldest first, without rolled-back ones and copies.
 std::vector<CheckpointInfo> intact_checkpoints(const std::filesystem::path& run,
                                                const std::vector<Rollback>& rollbacks);
 

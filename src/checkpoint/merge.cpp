@@ -24,7 +24,7 @@ Json outline_of(const StateDict& entry) {
   return {{"values", entry.values}, {"tensors", std::move(tensors)}};
 }
 
-/// True if from_dict() was given this rank's own row of the entry, by per_rank().
+/// True if from_dict() made this checkpoint and got the entry by per_rank(), so that it holds one rank's row.
 bool is_own_row(const Manifest& manifest, const std::string& name) {
   const auto at = manifest.per_rank.find(name);
   return manifest.world_size == 1 && at != manifest.per_rank.end() && at->second;

@@ -10,8 +10,8 @@
 namespace muster::detail::checkpoint {
 
 /// Returns on all ranks the entries of all ranks' checkpoints. Each rank passes its own checkpoint or none. If several
-/// ranks have an entry, the lowest rank's is used, with a warning if they differ. If from_dict() was given an entry by
-/// per_rank() on every rank, the rows of all ranks are joined. Collective.
+/// ranks have an entry, the lowest rank's is used, with a warning if they differ. If every rank made its checkpoint by
+/// from_dict() and gave it the entry by per_rank(), the rows of all ranks are joined. Collective.
 StateDict merge_entries(const Communicator& communicator, const std::optional<Checkpoint>& given);
 
 /// Returns the root's tensors and values on every rank. On ranks other than the root, the tensors are on the CPU.

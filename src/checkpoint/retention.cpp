@@ -89,8 +89,8 @@ void prune(const storage::Tier& tier, const CheckpointConfig& config, bool keep_
       } catch (const Error&) {
         // A damaged checkpoint neither counts nor is removed; the next resume renames it.
       }
-    // If no checkpoint has a score, the attribute may be misspelt. Then it is not known which are the best, and
-    // those that lack the score are kept.
+    // If no checkpoint has a score, the attribute may be misspelt. Then it is not known which checkpoints are the best,
+    // and the checkpoints that lack the score are kept.
     if (std::ranges::none_of(checkpoints, [](const auto& checkpoint) { return checkpoint.score.has_value(); }))
       for (auto& checkpoint : checkpoints) checkpoint.pinned |= without_score.contains(checkpoint.index);
     const auto removed = indices_to_prune(std::move(checkpoints), config);

@@ -58,8 +58,8 @@ void add_rollback(const fs::path& run, const Rollback& rollback) {
 }
 
 bool is_rolled_back(const std::vector<Rollback>& rollbacks, int index) noexcept {
-  // Goes from the newest rollback backwards. An older rollback only matters if it was made before the checkpoint
-  // existed that the newer rollback went to.
+  // Goes from the newest rollback backwards. The run went on from the newer rollback's target, so an older rollback
+  // counts only if it was made before that target existed.
   std::optional<int> target;
   for (const auto& rollback : rollbacks | std::views::reverse) {
     if (target && rollback.last_index >= *target) continue;

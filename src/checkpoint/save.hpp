@@ -34,7 +34,7 @@ using Clock = std::chrono::steady_clock;
 struct CheckpointContents {
   Clock::time_point began_at = Clock::now();            ///< when the session began this save
   StateDict state = {};                                 ///< has the same names and shapes on all ranks
-  state::EntryReplication replication = {};             ///< which entries each rank has its own value of
+  state::EntryReplication replication = {};             ///< by entry: whether all ranks have the same values
   std::string random_state = {};                        ///< this rank's, as bytes; has the same length on every rank
   std::optional<std::filesystem::path> directory = {};  ///< folder with the user's files of this rank
   Json position_json = Json::object();                  ///< a state::TrainingPosition as JSON
@@ -76,8 +76,8 @@ class Save {
   void write(const Communicator& communicator);
   /// Writes the manifest and gives the checkpoint its published name. Called after write() has ended on all ranks.
   void complete(const Communicator& communicator);
-  /// Calls `steps`, some of these functions. If it throws, removes the unfinished checkpoint if this rank is its
-  /// leader, and rethrows.
+  /// Calls `steps`, which calls some of the functions above. If `steps` throws, removes the unfinished checkpoint if
+  /// this rank is its leader (SaveTarget::is_leader), and rethrows.
   template <class Work>
   void or_abandon(const Work& steps) const {
     try {

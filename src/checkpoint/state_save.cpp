@@ -100,7 +100,7 @@ void StateSave::take_snapshot(const Communicator& communicator, Snapshot& snapsh
   tensors_ = std::move(taken.tensors);
   contents_.state = {};
   contents_.snapshots.clear();
-  copied_ = true;
+  has_snapshot_ = true;
 }
 
 void StateSave::write(const Communicator& communicator, StateWriter& writer, const OpenFile& open) {
@@ -109,7 +109,7 @@ void StateSave::write(const Communicator& communicator, StateWriter& writer, con
   for (const auto& rank : run_on_all(communicator, [&] {
          std::optional<state::ReplicaFingerprint> fingerprint;
          std::function<bool()> meanwhile;
-         if (!copied_ && communicator.size() > 1) {
+         if (!has_snapshot_ && communicator.size() > 1) {
            fingerprint.emplace(state::replicated_tensors(contents_.state, contents_.replication));
            meanwhile = [&] { return fingerprint->advance(); };
          }
@@ -124,7 +124,7 @@ void StateSave::write(const Communicator& communicator, StateWriter& writer, con
     const auto rank = static_cast<std::size_t>(writer_rank);
     checksums_.push_back(by_rank[rank].at(taken[rank]++));
   }
-  if (copied_) return;
+  if (has_snapshot_) return;
   if (!all_equal(fingerprints)) find_drift(communicator);
   if (drifted_ && !drifted_->empty()) write_drifted(communicator, writer, open);
 }

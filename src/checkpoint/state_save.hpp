@@ -17,7 +17,7 @@ namespace muster::detail::checkpoint {
 
 struct CheckpointContents;
 
-/// The state's part of a Save. Save calls these functions from its own functions of the same names.
+/// The state's part of a Save. Save calls prepare(), take_snapshot() and write() from its functions of these names.
 class StateSave {
  public:
   /// `contents` must outlive this object.
@@ -33,9 +33,9 @@ class StateSave {
   /// Compares the values of tensors and copies this rank's part. Afterwards the program may change the state.
   /// Collective.
   void take_snapshot(const Communicator& communicator, Snapshot& snapshot);
-  /// Writes state.h5; the plan says which rank writes which piece. If there is no snapshot, it also compares the values
-  /// of tensors while it waits for the disk. If a replicated tensor differs between ranks, rank 0's copy is stored.
-  /// Collective.
+  /// Writes state.h5; plan_writers() has decided which rank writes which piece. If there is no snapshot, it also
+  /// compares the values of tensors while it waits for the disk. If a replicated tensor differs between ranks, rank 0's
+  /// copy is stored. Collective.
   void write(const Communicator& communicator, StateWriter& writer, const OpenFile& open);
 
   std::uint64_t file_bytes() const noexcept { return layout_.bytes; }
@@ -46,23 +46,23 @@ class StateSave {
   void add_to(Manifest& manifest) const;
 
  private:
-  /// Finds the replicated tensors that differ between ranks, at the first call; see state::find_drift().
+  /// Finds the replicated tensors that differ between ranks (state::find_drift()). Does nothing in later calls.
   void find_drift(const Communicator& communicator);
   void write_drifted(const Communicator& communicator, StateWriter& writer, const OpenFile& open);
   std::vector<std::uint64_t> drifted_pieces() const;
   void give_drifted_to_rank_0(const Communicator& communicator);
 
   CheckpointContents& contents_;
-  Tensors tensors_;                 // with the random state
+  Tensors tensors_;                 // of the state, and the random state
   std::set<std::string> per_rank_;  // names of the per-rank tensors
   Json values_;                     // gathered from all ranks, as the manifest stores them
-  // Names of tensors that differ between ranks; set when a difference was found.
+  // Names of tensors that differ between ranks; none before find_drift().
   std::optional<std::set<std::string>> drifted_;
-  bool copied_ = false;
+  bool has_snapshot_ = false;
   Layout layout_;
   std::vector<int> writers_;              // for each piece of state.h5, the rank that writes it
   std::vector<FileBytes> rows_;           // bytes of per-rank tensors that this rank writes
-  std::vector<std::uint32_t> checksums_;  // [pieces]; rank 0 stores its own in the manifest
+  std::vector<std::uint32_t> checksums_;  // of all pieces of state.h5; rank 0 puts its list into the manifest
 };
 
 }  // namespace muster::detail::checkpoint

@@ -90,7 +90,7 @@ void CheckpointStore::write(const Communicator& communicator, Save& save) {
   save.write(communicator);
   if (fast_tiers_.own()) {
     fast_tiers_.begin_use(communicator, save.index());
-    // If another node fails now, this node may still publish a checkpoint of this index.
+    // If another node fails now, this node may still publish a checkpoint of this index. So no later save may use it.
     indices_.next = save.index() + 1;
   }
   save.complete(communicator);
@@ -98,7 +98,8 @@ void CheckpointStore::write(const Communicator& communicator, Save& save) {
 
 void CheckpointStore::settle(const Communicator& communicator, const Save& save) {
   fast_tiers_.settle(communicator, save);
-  // If there is no validation function, nobody runs validations that an earlier start has left pending.
+  // If there is no validation function, nobody runs validations that an earlier start has left pending. So they are no
+  // reason to keep a checkpoint.
   const bool validates = static_cast<bool>(is_needed_);
   if (config_.num_to_keep) run_on_root(communicator, [&] { prune(*tier_, config_, validates, is_needed_); });
 }

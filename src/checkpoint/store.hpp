@@ -54,16 +54,17 @@ class CheckpointStore {
   CheckpointStore& operator=(const CheckpointStore&) = delete;
 
   /// Compares the state of all ranks, writes it, publishes the checkpoint, and prunes older ones. If any rank fails,
-  /// nothing is published and nothing is lost. With Mode::async and async_save it returns once `contents` are copied;
-  /// then a background thread of each rank does the rest. Copying from a fast tier to the run's folder is done in the
-  /// background in either mode. If only one thread may call MPI, commit() does all of this before it returns. Returns
-  /// the checkpoint that is published, or will be. While a save runs in the background, call finish() first.
+  /// nothing is published and nothing is lost. With Mode::async, if async_save is set or there is a fast tier, it
+  /// returns once `contents` are copied; then a background thread of each rank does the rest. Copying from a fast tier
+  /// to the run's folder is done in the background in either mode. If only one thread may call MPI, commit() does all
+  /// of this before it returns. Returns the checkpoint that is published, or will be. While a save runs in the
+  /// background, call finish() first.
   Checkpoint commit(CheckpointContents contents, Mode mode = Mode::sync);
   /// Waits for the save in the background. Returns its error if it failed; then no earlier checkpoint is lost, and the
   /// index is not used again.
   std::optional<Error> finish() { return background_.finish(); }
-  /// Sets a function on the first rank: a checkpoint is not pruned as long as `needed` returns true for the training
-  /// iteration of its report. It is called on the thread that writes. Not collective.
+  /// Called on rank 0: a checkpoint is not pruned as long as `needed` returns true for the training iteration of its
+  /// report. The thread that writes the checkpoints calls `needed`. Not collective.
   void set_keep_predicate(std::function<bool(std::int64_t training_iteration)> needed) {
     is_needed_ = std::move(needed);
   }
@@ -91,10 +92,11 @@ class CheckpointStore {
   /// also logs that the run has gone back already. Not collective; for rank 0.
   bool has_rolled_back(const std::string& name) const;
 
-  /// Reads a checkpoint. Verifies it first, unless newest() has just done so. Of a checkpoint that no run has made,
-  /// returns the state alone, read by merge_entries(). Tensors may be views of the file; it takes disk space until they
-  /// are gone. Returns an empty result for a directory that is not a muster checkpoint. Throws an Error
-  /// (ExitCode::retry) if the directory is no longer there, or if the ranks see different checkpoints of a run.
+  /// Reads a checkpoint. Verifies it first, unless newest() or roll_back() has just done so. Of a checkpoint that no
+  /// run has made (Checkpoint::from_dict()), returns only the state, which merge_entries() merges over the ranks, and
+  /// the manifest's checksum. Tensors may be views of the file, which takes disk space until they are gone. Returns an
+  /// empty result for a directory that is not a muster checkpoint. Throws an Error (ExitCode::retry) if the directory
+  /// is no longer there, or if the ranks see different checkpoints of a run.
   RestoredCheckpoint read(const Checkpoint& checkpoint) const;
 
   /// Returns the handle with its symbolic links resolved, so that later reads find the same directory. Throws an Error
@@ -113,8 +115,9 @@ class CheckpointStore {
   std::string problem_of(const std::filesystem::path& checkpoint) const;
   /// Renames ….damaged checkpoints back that are intact and newer than all published checkpoints.
   void restore_repaired() const;
-  /// Moves the names of each rolled-back checkpoint, and of `quarantined`, to the newest other checkpoint whose report
-  /// gave the name; removes them if there is none. Not collective.
+  /// Moves the names of each rolled-back checkpoint to the newest other checkpoint whose report gave the name; removes
+  /// them if there is none. Does the same for checkpoint `quarantined`, which newest() has just set aside. Not
+  /// collective.
   void move_names(std::optional<int> quarantined = {}) const;
   void log_rolled_back(int index) const;
   // Steps of commit():
@@ -124,9 +127,9 @@ class CheckpointStore {
   /// what is no longer needed.
   void settle(const Communicator& communicator, const Save& save);
 
-  /// The indices of checkpoints.
+  /// The indices that the next checkpoints get.
   struct Indices {
-    int next = 0;
+    int next = 0;  ///< above the indices of all earlier saves
     /// Indices from `next` on that are in the name of a folder of the run, and so cannot be used.
     std::set<int> taken = {};
     /// Returns the index of the next save.

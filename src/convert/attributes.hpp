@@ -16,16 +16,18 @@ class Attribute {
  public:
   Attribute(hid_t dataset, const std::string& name, const std::string& shown);
 
-  /// True if it holds numbers, booleans or strings: at most a megabyte, or 1024 strings of variable length.
+  /// True if the attribute holds numbers, booleans or strings, and not more than a megabyte or 1024 strings of variable
+  /// length.
   bool is_simple() const noexcept { return is_simple_; }
-  /// Copies it to another dataset, an enumeration as its integers. `writing`: what is being done, for errors.
+  /// Copies the attribute to another dataset. An enumeration becomes its integers, except h5py's booleans. `writing`:
+  /// what is being done, for errors.
   void write_to(hid_t dataset, const std::string& writing) const;
 
  private:
   std::string name_, doing_;
   hdf5::Handle attribute_, type_, space_;
   bool is_simple_ = false;
-  bool has_pointers_ = false;  ///< strings of variable length
+  bool has_pointers_ = false;  ///< true for strings of variable length
   std::size_t bytes_ = 0;
 };
 

@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::int64_t write_bytes = 8 << 20;       ///< bytes of one write, roughly
 constexpr std::int64_t most_at_once = 1 << 20;      ///< samples of one write
-constexpr std::int64_t gathered_bytes = 256 << 20;  ///< of one write of shuffled samples, read from all over a file
+constexpr std::int64_t gathered_bytes = 256 << 20;  ///< of one write of shuffled samples, which lie all over a file
 constexpr std::int64_t default_chunk_bytes = 256 << 10;  ///< small, since reading one sample reads its whole chunk
 constexpr std::int64_t largest_chunk_bytes = (std::int64_t{4} << 30) - 1;  ///< HDF5's limit
 
@@ -74,7 +74,7 @@ std::vector<Split> divide(std::int64_t samples, const std::filesystem::path& out
   return splits;
 }
 
-/// The samples to write.
+/// The samples to write, in order.
 class Order {
  public:
   /// All of `count` samples, as they lie.
@@ -96,7 +96,8 @@ class Order {
   std::vector<std::int64_t> chosen_, counted_;
 };
 
-/// `last`: the last column, which holds the classes; it is loaded if per_class is set.
+/// Returns the samples to write, in order. `last`: the last column; if per_class is set, it must hold the classes, and
+/// is loaded.
 Order choose(InputColumn& last, const ConvertOptions& options) {
   if (!options.shuffle && !options.per_class) return Order(last.samples());
   std::vector<std::int64_t> order(static_cast<std::size_t>(last.samples()));

@@ -33,7 +33,8 @@ class InputStream {
 /// A file that is read once, in order. Errors are ExitCode::data and name it.
 class InputFile {
  public:
-  /// A file on the disk, gzipped or not. `progress`: that of ConvertOptions, called before each piece that is read.
+  /// A file on the disk, gzipped or not. `progress`: ConvertOptions::progress, called with 0, 0 before each piece that
+  /// is read.
   explicit InputFile(const std::filesystem::path& path, Progress progress = {});
   /// Other bytes. `shown`: their name in errors.
   InputFile(std::string shown, std::unique_ptr<InputStream> stream, Progress progress = {});
@@ -46,8 +47,8 @@ class InputFile {
   void skip(std::uint64_t bytes);
   /// Throws an Error if more bytes follow.
   void expect_end();
-  /// Throws an Error if the file's size shows that not exactly `bytes` bytes can follow. For a gzipped file it can only
-  /// show that there are too few, from the limit of deflate. Call it before allocating the memory.
+  /// Throws an Error if the file's size shows that not exactly `bytes` bytes can follow. The size of a gzipped file can
+  /// only show that too few bytes follow (most_deflated). Call this before allocating the memory.
   void expect_remaining(std::uint64_t bytes) const;
   /// Throws an Error unless `bytes`, the number that the file announces, equals `left`, the number that follows.
   void expect_exactly(std::uint64_t bytes, std::uint64_t left) const;
@@ -78,7 +79,7 @@ struct NumberType {
 /// The largest factor by which deflate makes bytes smaller.
 inline constexpr std::uint64_t most_deflated = 1032;
 
-/// How many indices at the begin are consecutive.
+/// How many indices at the beginning are consecutive.
 std::size_t consecutive(std::span<const std::int64_t> indices) noexcept;
 
 /// A column of samples: still in its file, or held in memory.
@@ -98,7 +99,7 @@ class InputColumn {
   /// The type of the values that take() gives, and the same type in this machine's byte order.
   hid_t file_type() const noexcept { return file_type_.get(); }
   hid_t memory_type() const noexcept { return memory_type_.get(); }
-  /// The dataset with the column's attributes; invalid if it has none.
+  /// The dataset with the column's attributes; H5I_INVALID_HID if the column is not from an HDF5 file.
   hid_t dataset() const noexcept;
   bool holds_whole_numbers() const noexcept { return holds_whole_numbers_; }
   std::size_t value_bytes() const noexcept { return value_bytes_; }
@@ -141,8 +142,8 @@ std::vector<std::string> names_of(std::size_t columns, const ConvertOptions& opt
 void check_conversion(const std::vector<std::filesystem::path>& inputs, std::size_t columns,
                       const std::vector<std::string>& names, const std::filesystem::path& output,
                       const ConvertOptions& options);
-/// Writes the columns under these names. Returns the files written. `samples`: only so many, in the order of the input;
-/// for columns of an HDF5 file.
+/// Writes the columns under these names. Returns the files written. `samples`: writes only so many samples from the
+/// beginning, in the order of the input; only for columns of an HDF5 file.
 std::vector<std::filesystem::path> convert_columns(std::vector<InputColumn> columns,
                                                    const std::vector<std::string>& names,
                                                    const std::filesystem::path& output, const ConvertOptions& options,

@@ -127,13 +127,13 @@ bool is_missing(std::string_view field) {
 }
 
 constexpr double largest_float_whole = 1 << 24;  ///< float32 holds all whole numbers up to it
-constexpr double no_fractions = 0x1p52;          ///< double holds none from here on
+constexpr double no_fractions = 0x1p52;          ///< doubles from here on are whole numbers
 
 /// The whole number that the digits of a field make, with its point and its exponent; none if it has a fraction, or if
 /// int64 does not hold it.
 std::optional<std::int64_t> exact_whole(std::string_view field) {
   const auto e = std::min(field.find_first_of("eE"), field.size());
-  std::int64_t zeros = 0;  // that are missing behind the digits
+  std::int64_t zeros = 0;  // how many to append to the digits; if negative, how many digits are behind the point
   if (e < field.size() && parse(field.substr(e + 1), zeros) != std::errc{}) return {};
   std::string digits(field.substr(0, e));
   if (const auto point = digits.find('.'); point != std::string::npos) {
@@ -152,7 +152,8 @@ std::optional<std::int64_t> exact_whole(std::string_view field) {
 /// The numbers of a column, of 8 bytes each: int64 as long as all are whole, then double.
 class Values {
  public:
-  /// `type`: that of ConvertOptions::types; empty: chosen by the numbers. `is_target`: then whole numbers are classes.
+  /// `type`: that of ConvertOptions::types; empty: chosen by the numbers. `is_target`: whole numbers are then classes,
+  /// which become int64.
   Values(std::string type, bool is_target) : type_(std::move(type)), is_target_(is_target) {}
 
   /// Returns why the field cannot be in the column; null if it can.
@@ -226,12 +227,12 @@ class Values {
   std::string type_;
   bool is_target_;
   bool are_whole_ = true, are_digits_ = true;  ///< digits: written without a point and an exponent
-  bool has_large_ = false;                     ///< one is a whole number that float32 may not hold
-  bool is_rounded_ = false;                    ///< one is a large number that double does not hold
+  bool has_large_ = false;                     ///< a number is whole, and float32 may not hold it
+  bool is_rounded_ = false;                    ///< a number is large, and double does not hold it exactly
   std::vector<std::byte> values_;
 };
 
-/// Fills both columns line by line.
+/// Reads the lines of all files into two columns, features and target.
 class Table {
  public:
   Table(std::optional<bool> header, std::string feature_type, std::string target_type)
@@ -322,7 +323,7 @@ class Table {
     return true;
   }
 
-  /// True if the fields are years that ascend, such as 2018, 2019: names of columns as often as a sample.
+  /// True if the fields are years that ascend, such as 2018, 2019. Such a line may be a header or a sample.
   static bool are_years(const std::vector<std::string_view>& fields) {
     int last = 1799;
     return std::ranges::all_of(fields, [&](std::string_view field) {

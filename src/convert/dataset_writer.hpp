@@ -20,8 +20,8 @@ namespace muster::detail::convert {
 /// close a file without an error after a write has failed.
 class DatasetWriter {
  public:
-  /// Makes a file with a temporary name beside `output`. `aligned`: columns start at page boundaries, for reading
-  /// without HDF5.
+  /// Makes a file with a temporary name beside `output`. `aligned`: columns of a page (4096 bytes) or more start at
+  /// page boundaries, for reading without HDF5.
   DatasetWriter(std::filesystem::path output, bool aligned);
   DatasetWriter(const DatasetWriter&) = delete;
   DatasetWriter& operator=(const DatasetWriter&) = delete;
@@ -38,7 +38,7 @@ class DatasetWriter {
   /// write whole chunks.
   void write(std::span<const std::byte> values, std::int64_t count, hid_t value_type);
   void end_column();
-  /// Names the dimensions of all columns, once they are written.
+  /// Called when all columns are written: names their dimensions.
   void name_dimensions(const std::vector<ColumnDimensions>& columns);
 
   /// Makes the file durable, under its temporary name.

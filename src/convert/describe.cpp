@@ -32,14 +32,14 @@ namespace convert = detail::convert;
 namespace hdf5 = detail::hdf5;
 using detail::data::joined;
 
-constexpr std::int64_t most_chunks_counted = 1 << 17;  ///< of a Zarr array; damaged metadata may announce any number
+constexpr std::int64_t most_chunks_counted = 1 << 17;  ///< of a Zarr array, whose metadata may announce any number
 
 /// The columns of a dataset and how they are read, in the same order.
 struct Description {
   Json columns = Json::array();
   std::vector<convert::StoredColumn> stored;
   std::vector<convert::Reading> readings;
-  bool has_refused = false;         ///< something cannot be read as a column
+  bool has_refused = false;         ///< something in the group cannot be read as a column
   std::vector<std::string> groups;  ///< names of the groups inside the group
   std::vector<std::string> advice;
   std::vector<std::string> arrays;  ///< columns of several dimensions that have names, as NetCDF writes them
@@ -69,7 +69,7 @@ std::string in_shell(const std::string& word) {
   return quoted + "'";
 }
 
-/// A path on a command line, where no flag can be meant.
+/// A path on a command line, so that no program takes it for a flag.
 std::string path_in_shell(const std::string& path) { return in_shell(path.starts_with('-') ? "./" + path : path); }
 
 const char* layout_name(H5D_layout_t layout) {
@@ -100,7 +100,8 @@ convert::StoredColumn stored_column(hid_t dataset, const std::string& name, cons
   return column;
 }
 
-/// The advice about values that were never written; null if there are none.
+/// The advice about values that were never written. Null if there are none, and for a virtual dataset. Also null if
+/// some chunks are written and HDF5 is older than 1.10.5, which cannot count them.
 const char* unwritten_values(const convert::StoredColumn& column, hid_t dataset) {
   const auto creation = hdf5::dataset_property(dataset, H5Dget_create_plist, "reading the layout of " + column.name);
   if (H5Pget_layout(creation.get()) == H5D_VIRTUAL || column.bytes == 0) return nullptr;

@@ -16,7 +16,7 @@ namespace {
 struct Reference {
   hobj_ref_t dataset = 0;
   std::int32_t dimension = 0;
-  std::int32_t unused = 0;  ///< so that no padding has random bytes
+  std::int32_t unused = 0;  ///< in place of padding, whose bytes would be random
 };
 
 /// Writes the scales of a new file.
@@ -24,15 +24,16 @@ class Scales {
  public:
   Scales(hid_t file, const std::string& writing) : file_(file), writing_(writing) {}
 
-  /// Takes in a copied column, which may be a scale of other columns.
+  /// Registers a copied column, which may be the scale of other columns.
   void add(ColumnDimensions& column) {
     const bool is_field = hdf5::Scale{column.path}.name() != column.name;
     if (!is_field) names_[column.path] = column.name;
     make_coordinate(column);
   }
 
-  /// Numbers the dimensions of a column that is a scale, as NetCDF does. If one of several has no name or number in the
-  /// new file, the column becomes an ordinary one, since NetCDF opens no file with such a scale.
+  /// Numbers the dimensions of a column that is a scale, as NetCDF does. If it has several dimensions and one of them
+  /// has no name or number in the new file, the column becomes an ordinary one, since NetCDF opens no file with such a
+  /// scale.
   void number(ColumnDimensions& column) {
     const hdf5::Handle dataset(check(H5Dopen2(file_, column.name.c_str(), H5P_DEFAULT)), H5Dclose);
     const auto shape = hdf5::shape(dataset.get());
@@ -110,9 +111,9 @@ class Scales {
     write(dataset, name, type.get(), {}, text.c_str());
   }
 
-  /// If a column has the name of its first dimension, makes it the scale of that dimension. In its own file it was
-  /// none, since the dimension belongs to another group. The copy has one group, in which NetCDF knows such a variable
-  /// only as the coordinate.
+  /// If a column has the name of its first dimension, makes it the scale of that dimension. In its own file the column
+  /// was no scale, since the dimension belongs to another group. The copy has a single group, in which NetCDF takes a
+  /// variable with the name of a dimension for the coordinate.
   void make_coordinate(ColumnDimensions& column) {
     if (column.is_scale() || column.scales.empty() || column.scales.front().name() != column.name) return;
     const hdf5::Handle dataset(check(H5Dopen2(file_, column.name.c_str(), H5P_DEFAULT)), H5Dclose);
@@ -130,7 +131,8 @@ class Scales {
     return reference;
   }
 
-  /// The name of the scale in the new file, where it is made if need be; empty if none fits.
+  /// Returns the name of the scale in the new file, and makes the scale if it is missing. Empty if the name is taken,
+  /// or if the scale that is there has another size.
   std::string name_of(const hdf5::Scale& scale, std::int64_t size) {
     if (scale.path.empty()) return {};
     auto& name = names_[scale.path];
@@ -149,7 +151,7 @@ class Scales {
     return hdf5::shape(made.get()).front() == size ? name : std::string();
   }
 
-  /// Makes a dimension that has no variable.
+  /// Makes the scale of a dimension that has no variable.
   void make(const hdf5::Scale& scale, std::int64_t size) const {
     const auto creation = hdf5::make_properties(H5P_DATASET_CREATE, writing_, ExitCode::retry);
     check(H5Pset_obj_track_times(creation.get(), false));
@@ -164,7 +166,7 @@ class Scales {
 
   hid_t file_;
   const std::string& writing_;
-  std::map<std::string, std::string> names_;                  ///< in the new file, by paths in the old one
+  std::map<std::string, std::string> names_;                  ///< of scales in the new file, by paths in the old one
   std::map<std::string, std::vector<Reference>> references_;  ///< by the names in the new file
   std::set<std::string> nameless_;                            ///< the paths of dimensions that a warning has named
 };

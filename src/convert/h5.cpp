@@ -30,7 +30,7 @@ std::vector<std::string> columns_of(const Hdf5Group& group) {
   return names;
 }
 
-constexpr std::int64_t plain_bytes = 1 << 20;  ///< of one read of a plain pass, at most, unless a row is larger
+constexpr std::int64_t plain_bytes = 1 << 20;  ///< most bytes that plain_pass() reads at once, unless a row is larger
 
 void read_plainly(Hdf5Rows& rows, std::int64_t samples) {
   const auto bytes = static_cast<std::int64_t>(rows.row_bytes());
@@ -39,7 +39,7 @@ void read_plainly(Hdf5Rows& rows, std::int64_t samples) {
   for (std::int64_t at = 0; at < samples; at += step) rows.read(at, std::min(step, samples - at), values);
 }
 
-/// Reads the chunks of Zarr arrays, each once, on as many threads as a dataset decodes on.
+/// Returns a pass that reads the chunks of Zarr arrays, each once, on as many threads as a dataset decodes on.
 PlainPass chunk_pass(const Hdf5Group& group, const std::vector<std::string>& columns, std::int64_t samples) {
   struct Array {
     std::shared_ptr<const hdf5::ForeignChunks> chunks;
@@ -56,7 +56,7 @@ PlainPass chunk_pass(const Hdf5Group& group, const std::vector<std::string>& col
     Array array{index.foreign(), 1, H5Tget_size(type.get())};
     for (const auto size : index.chunk_shape()) array.bytes *= static_cast<std::size_t>(size);
     for (const auto chunks : index.grid()) array.count *= chunks;
-    const auto rows = (samples - 1) / index.chunk_shape().front() + 1;  // of chunks
+    const auto rows = (samples - 1) / index.chunk_shape().front() + 1;  // rows of chunks that hold the samples
     array.count = array.count / std::max<std::int64_t>(1, index.grid().front()) * std::min(rows, index.grid().front());
     arrays.push_back(array);
   }

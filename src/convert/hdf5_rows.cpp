@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::int64_t piece_bytes = 1 << 20;
 constexpr std::int64_t most_row_bytes = 1 << 30;
-constexpr std::int64_t most_chunks_at_once = 1 << 16;  ///< a row of a damaged file may have any number
+constexpr std::int64_t most_chunks_at_once = 1 << 16;  ///< a row of a damaged file may have any number of them
 
 }  // namespace
 
@@ -210,7 +210,7 @@ void Hdf5Rows::read_records(std::span<const std::int64_t> rows, std::span<std::b
   }
 }
 
-/// True if reading a whole piece for so many of its rows would read far more than these.
+/// True if reading a whole piece would read far more rows than are wanted of it.
 bool Hdf5Rows::is_sparse(std::size_t wanted_rows) const noexcept {
   return rows_alone_ && std::cmp_less(8 * wanted_rows, piece_rows_);
 }
@@ -276,7 +276,8 @@ void Hdf5Rows::decode(std::int64_t number, const hdf5::StoredChunk& stored, std:
                            "reading " + shown_ + ", " + chunks_->index.text(number));
 }
 
-/// Copies those of a chunk's rows that are wanted; the fill value if `chunk` is empty.
+/// Copies the rows from `first` to `first` + `count` − 1 that lie in chunk `number`. If `chunk` is empty, they get the
+/// fill value.
 void Hdf5Rows::copy_rows(std::int64_t number, std::int64_t first, std::int64_t count, std::span<const std::byte> chunk,
                          std::span<std::byte> into) const {
   const auto& layout = chunks_->layout;

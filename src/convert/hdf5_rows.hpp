@@ -31,9 +31,9 @@ struct Hdf5Group {
 /// True if `name` is a group; false for a link without a target.
 bool is_group(hid_t parent, const std::string& name);
 
-/// Rows come in pieces: of all chunks that hold the same rows, or of about a megabyte. The last piece is kept, so that
-/// rows in ascending order decode each chunk once. A piece is larger than `most_piece_bytes` only if a single chunk
-/// or row is larger. If the chunks that hold the same rows are larger together, they are decoded again for every piece.
+/// Rows are read in pieces: about a megabyte, or all chunks that hold the same rows. The last piece is kept, so that
+/// rows in ascending order decode each chunk once. A piece is larger than `most_piece_bytes` only if a single chunk or
+/// row is larger. If the chunks that hold the same rows are larger than that together, every piece decodes them again.
 /// For a field of compound values, pieces hold whole values.
 class Hdf5Rows {
  public:
@@ -73,7 +73,7 @@ class Hdf5Rows {
   void check_shape();
   void choose_pieces();
   bool is_sparse(std::size_t wanted_rows) const noexcept;
-  /// The row in the kept piece. Loads the piece first if another one is kept.
+  /// Returns the address of the row in the kept piece. Loads the row's piece first if another one is kept.
   const std::byte* row_in_piece(std::int64_t row);
   void read_records(std::span<const std::int64_t> rows, std::span<std::byte> into,
                     const std::function<void()>& between);
@@ -96,7 +96,7 @@ class Hdf5Rows {
   std::int64_t value_bytes_ = 0, record_bytes_ = 0, row_bytes_ = 0;
   std::int64_t piece_rows_ = 1;
   bool whole_numbers_ = false;
-  bool rows_alone_ = true;  ///< a row can be read without its neighbours
+  bool rows_alone_ = true;  ///< true if a row can be read without decoding its neighbours, too
   std::optional<Chunks> chunks_;
   hdf5::Buffer piece_, chunk_, encoded_, records_;
   hdf5::FilterPipeline::Workspace workspace_;

@@ -12,9 +12,9 @@
 namespace muster {
 namespace {
 
-constexpr double least_seconds = 1;             ///< that one measurement takes, with opening the file
-constexpr std::int64_t trial_bytes = 8 << 20;   ///< of the pass that shows how many samples a second takes
-constexpr std::int64_t part_bytes = 64 << 20;   ///< of the measured samples, roughly
+constexpr double least_seconds = 1;             ///< how long one measurement takes at least, with opening the file
+constexpr std::int64_t trial_bytes = 8 << 20;   ///< what the trial pass reads, which shows how fast passes are
+constexpr std::int64_t part_bytes = 64 << 20;   ///< of the measured samples, at most, roughly
 constexpr std::int64_t batch_bytes = 16 << 20;  ///< the most bytes of one batch, unless a sample is larger
 
 using Clock = std::chrono::steady_clock;
@@ -45,7 +45,7 @@ struct Measured {
   }
 };
 
-/// The mean number of values of a sample of different length; 1 for other datasets.
+/// The mean length of a sample if the samples have different lengths; 1 for other datasets.
 double mean_length(const Measured& all) {
   if (!all.is_ragged()) return 1;
   const auto& ragged = all.description.at("ragged");
@@ -85,9 +85,9 @@ bool keeps_values(const Measured& all) {
          bytes <= static_cast<double>(DatasetOptions{}.cache_bytes);
 }
 
-/// The number of samples with about so many bytes, in whole chunks: a chunk is decoded whole.
+/// The number of samples that have about `bytes` bytes, in whole chunks, since a chunk is decoded whole.
 std::int64_t samples_of(const Measured& all, std::int64_t bytes) {
-  // HDF5 reads such a column whole at its first sample.
+  // A column that HDF5 reads and that is kept in memory is read whole at its first sample.
   if (has_reader(all, "hdf5") && keeps_values(all)) return all.samples;
   std::int64_t rows = 1;
   for (const auto& column : all.description.at("columns"))

@@ -67,7 +67,7 @@ class EntryStream final : public InputStream {
  private:
   std::shared_ptr<zip_t> archive_;  // outlives the entry
   std::unique_ptr<zip_file_t, int (*)(zip_file_t*)> entry_;
-  std::uint64_t left_;  ///< bytes that follow
+  std::uint64_t left_;  ///< bytes that are left to read
 };
 
 /// An opened archive.

@@ -127,7 +127,7 @@ std::optional<BetterLayout> better_layout(const std::vector<StoredColumn>& colum
     layout.chunk = std::min(layout.chunk.value_or(chunk), chunk);
   }
   if (!helps) return {};
-  // Compression is kept if it saves much and only the chunks are at fault.
+  // Compression is kept if it saves much and the problem is the size or the filters of the chunks.
   const bool saves = bytes > 1.5 * file_bytes && std::ranges::any_of(columns, [](const auto& column) {
                        return !column.filters.empty() || column.is_foreign;
                      });

@@ -26,9 +26,9 @@ struct StoredColumn {
 };
 
 enum class Reader {
-  direct,   ///< rows where they lie in the file
-  decoded,  ///< chunks that muster decodes, without HDF5's lock
-  hdf5,     ///< HDF5, under its lock
+  direct,   ///< muster reads the rows where they lie in the file
+  decoded,  ///< muster decodes the chunks, without HDF5's lock
+  hdf5,     ///< HDF5 reads the rows, under its lock
 };
 const char* name_of(Reader reader) noexcept;
 
@@ -44,7 +44,8 @@ Reading reading_of(const StoredColumn& column, hid_t dataset, const std::string&
 /// The place of the column's values in the file, in bytes; null unless they are contiguous and read directly.
 Json offset_of(const StoredColumn& column, const Reading& reading, hid_t dataset);
 
-/// The problems of the column's chunks.
+/// What slows down the reading of the column's chunks, as texts: large chunks, and samples that are spread over
+/// several.
 std::vector<std::string> chunk_problems(const StoredColumn& column, const Reading& reading);
 
 /// A layout in which the columns are read faster.

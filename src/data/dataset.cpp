@@ -119,7 +119,7 @@ at::Tensor Dataset::column(const std::string& name) const {
   const at::NoGradGuard no_grad;
   auto values = at::empty(shape, column.dtype);
   constexpr std::int64_t block_bytes = std::int64_t{16} << 20;
-  // Other columns may have samples of any size.
+  // read() also reads the other columns, and samples of ragged columns may have any size.
   const std::int64_t most = std::ranges::any_of(schema(), detail::data::is_ragged) ? 1 << 8 : 1 << 16;
   const auto rows = std::clamp<std::int64_t>(block_bytes / detail::data::row_bytes(schema()), 1, most);
   std::vector<std::int64_t> samples;

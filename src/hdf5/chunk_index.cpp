@@ -24,7 +24,7 @@ herr_t read_chunk(hid_t dataset, const hsize_t* offset, std::uint32_t* mask, voi
 #endif
 }
 
-/// While it lives, the reads of values of a file are noted.
+/// While it lives, the file's driver (read_driver.hpp) only notes reads of values in `reads` and reads nothing.
 class Noting {
  public:
   explicit Noting(OpenForReading& file) : file_(file) { file_.noted = &reads; }
@@ -82,8 +82,8 @@ bool ChunkIndex::is_at_edge(std::int64_t number) const {
   return false;
 }
 
-/// Tries locate()'s way on the first chunk, with memory for all of it. If HDF5 does more with the memory than to hand
-/// it to the driver, locate(), which gives only one byte, must not be called.
+/// Does what locate() does, for the first chunk, but with memory for the whole chunk. If HDF5 itself writes to that
+/// memory, locate() must not be called, since it passes only one byte: then `file_` becomes null.
 void ChunkIndex::check_that_reads_are_noted() {
   const std::vector<hsize_t> first(shape_.size(), 0);
   hsize_t bytes = 0;

@@ -25,8 +25,8 @@ struct StoredChunk {
 
 class MUSTER_INTERNAL_API ChunkIndex {
  public:
-  /// `dataset`: a chunked dataset, which outlives this. `shown`: its name in errors. Throws an Error if it has more
-  /// chunks than can be counted.
+  /// `dataset`: a chunked dataset, which must outlive this object. `shown`: its name in errors. Throws an Error if it
+  /// has more chunks than can be counted.
   ChunkIndex(hid_t dataset, const std::string& shown);
 
   /// The sizes of a chunk, in values.
@@ -37,7 +37,8 @@ class MUSTER_INTERNAL_API ChunkIndex {
   /// "chunk (0, 3)", for errors.
   std::string text(std::int64_t number) const;
 
-  /// The chunks if HDF5 does not have them; then locate() only says that they are stored.
+  /// The chunks, if they lie outside of the HDF5 file (foreign_chunks.hpp); otherwise null. Of such chunks, locate()
+  /// returns no places; it only says that they are stored.
   const std::shared_ptr<const ForeignChunks>& foreign() const noexcept { return foreign_; }
   /// False if HDF5 does not tell where chunks lie, because another driver reads the file or a later release of HDF5
   /// reads chunks in another way. Then locate() must not be called.
@@ -57,7 +58,7 @@ class MUSTER_INTERNAL_API ChunkIndex {
   std::vector<std::int64_t> shape_, chunk_, grid_;
   std::shared_ptr<const ForeignChunks> foreign_;
   OpenForReading* file_ = nullptr;
-  bool plain_edges_ = false;  ///< chunks that the dataset fills only in part are stored without filters
+  bool plain_edges_ = false;  ///< true if chunks that the dataset fills only in part are stored without filters
 };
 
 }  // namespace muster::detail::hdf5

@@ -72,7 +72,7 @@ bool inflate(Bytes stored, Into into) {
 bool decode_deflate(const Filter&, Bytes stored, Into into) { return inflate<zlib_form>(stored, into); }
 
 #ifdef MUSTER_HAS_SZIP
-/// A stored chunk begins with its decoded size in 4 bytes, the lowest first; what szip has made follows.
+/// A stored chunk begins with its decoded size in 4 bytes, the lowest byte first. The output of szip follows.
 bool decode_szip(const Filter& filter, Bytes stored, Into into) {
   std::uint32_t size = 0;
   if (stored.size() < sizeof size) return false;
@@ -80,7 +80,7 @@ bool decode_szip(const Filter& filter, Bytes stored, Into into) {
   SZ_com_t parameters{static_cast<int>(filter.value(0)), static_cast<int>(filter.value(2)),
                       static_cast<int>(filter.value(1)), static_cast<int>(filter.value(3))};
   const int bits = parameters.bits_per_pixel, block = parameters.pixels_per_block;
-  // The library does not check these.
+  // The library does not check these parameters.
   const bool sane = ((bits >= 1 && bits <= 24) || bits == 32 || bits == 64) && block >= 2 && block % 2 == 0 &&
                     block <= SZ_MAX_PIXELS_PER_BLOCK && parameters.pixels_per_scanline >= block &&
                     parameters.pixels_per_scanline <= SZ_MAX_PIXELS_PER_SCANLINE;

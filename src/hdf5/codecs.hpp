@@ -25,23 +25,24 @@ enum RegisteredFilter : H5Z_filter_t {
 /// damaged. Thread-safe.
 using Decoder = bool (*)(const Filter& filter, std::span<const std::byte> stored, std::span<std::byte> into);
 
-/// The decoder of a filter that compresses. Null if the filter is another, or was not built.
+/// The decoder of a filter that compresses. Null for all other filters, and if the decoder was not built.
 MUSTER_INTERNAL_API Decoder decoder_of(const Filter& filter);
 /// The package of Debian with which decoder_of(filter) would be built; null if no package brings it.
 MUSTER_INTERNAL_API const char* package_of(const Filter& filter);
 
-/// Like a Decoder, for a codec without parameters: "deflate" without a frame, "zlib" or "gzip" (deflate in their
-/// frames), "lz4" (one block), "zstd", or "blosc CODEC". Null if it was not built.
+/// Like a Decoder, for a codec without parameters.
 using BareDecoder = bool (*)(std::span<const std::byte> stored, std::span<std::byte> into);
+/// The decoder of "deflate" without a frame, "zlib" or "gzip" (deflate in their frames), "lz4" (one block), "zstd", or
+/// "blosc CODEC". Null for another name, and if the decoder was not built.
 BareDecoder bare_decoder(const std::string& codec);
 
 /// Undoes the bitshuffle filter, and lz4 or zstd if one of them was applied after it.
 bool decode_bitshuffle(const Filter& filter, std::span<const std::byte> stored, std::span<std::byte> into);
-/// The codec of a bitshuffle filter: its parameter 4.
+/// The codec of a bitshuffle filter: its parameter 4, counted from 0.
 enum BitshuffleCodec : unsigned { bitshuffle_alone = 0, bitshuffle_lz4 = 2, bitshuffle_zstd = 3 };
 constexpr std::size_t bitshuffle_codec = 4;
 
-/// Reads a number that is stored with its highest byte first. `from` has 4 or 8 bytes or more.
+/// Reads a number that is stored with its highest byte first. `from` has at least as many bytes as the number.
 std::uint32_t big_endian32(std::span<const std::byte> from) noexcept;
 std::uint64_t big_endian64(std::span<const std::byte> from) noexcept;
 

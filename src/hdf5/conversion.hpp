@@ -14,19 +14,20 @@
 namespace muster::detail::hdf5 {
 
 /// Values keep their type, with these exceptions. uint16 and uint32 become the next larger signed type, uint64 becomes
-/// int64, and enumerations become their integers. Integers of 1 or 2 bytes and half floats become float32 if they are
-/// packed, and wider integers become float64. If values are not packed, only floats can be missing. Half floats that
-/// can be missing become float32, too. Integers with NetCDF's attribute _Unsigned are unsigned or signed as it
-/// says.
+/// int64, and enumerations become their integers, except h5py's booleans. If values are scaled (Packing::is_scaled),
+/// integers of 1 or 2 bytes and 16-bit floats become float32, and wider integers become float64. Missing values become
+/// NaN, except integers that are not scaled. 16-bit floats that can be missing become float32, too. NetCDF's attribute
+/// _Unsigned decides whether integers are signed.
 class MUSTER_INTERNAL_API Conversion {
  public:
-  /// `type`: of a dataset. Throws an Error (ExitCode::data) that names the kind if it holds no numbers.
+  /// `type`: the type of a dataset's values. Throws an Error (ExitCode::data) that names the kind if it holds no
+  /// numbers.
   Conversion(hid_t type, std::optional<Packing> packing, const std::string& shown);
 
   at::ScalarType dtype() const noexcept { return dtype_; }
-  /// The bytes of a value in the file, at most those of dtype().
+  /// The size of a value in the file, in bytes; at most the size of dtype().
   std::size_t stored_bytes() const noexcept { return stored_bytes_; }
-  /// True if the file's bytes are the tensor's.
+  /// True if the tensor has the same bytes as the file, so that nothing is converted.
   bool is_copy() const noexcept { return convert_ == nullptr; }
   /// False if only HDF5 can read values of this type, as native_type().
   bool reads_file() const noexcept { return reads_file_; }
@@ -34,7 +35,7 @@ class MUSTER_INTERNAL_API Conversion {
   /// Called if HDF5 reads the values as native_type(): operator() then does only what HDF5 has not done.
   void after_hdf5();
 
-  /// Converts in place: `values` has room for `count` values of dtype(), and the stored ones lie at its end. Returns
+  /// Converts in place: `values` has room for `count` values of dtype(), and the stored values lie at its end. Returns
   /// how many were converted: fewer than `count` if the next one is above 2^63 − 1, too large for a tensor.
   std::size_t operator()(std::byte* values, std::size_t count) const;
 

@@ -10,7 +10,7 @@ bool is_scale(hid_t dataset, const std::string& doing) {
   return text_of_attribute(dataset, "CLASS", doing) == "DIMENSION_SCALE";
 }
 
-/// `object`: a scale.
+/// Returns the path and the number of a scale. `object`: the scale's dataset.
 Scale scale_of(hid_t object, const std::string& doing) {
   Scale scale{.path = path_of(object)};
   if (const auto number = numbers_of_attribute(object, "_Netcdf4Dimid", doing);

@@ -1,4 +1,4 @@
-// Fields of compound values, which are columns: "particles.mass" is the field `mass` of the dataset `particles`.
+// A field of compound values can be a column: "particles.mass" is the field `mass` of the dataset `particles`.
 #pragma once
 
 #include "base/export.hpp"

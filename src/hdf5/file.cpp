@@ -20,7 +20,8 @@
 namespace muster::detail::hdf5 {
 namespace {
 
-/// Access properties: no file locks, and closing a file also closes the objects in it that are still open.
+/// Access properties: no file locks (HDF5 before 1.10.7 has no setting for them), and closing a file also closes the
+/// objects in it that are still open.
 Handle file_access(const std::string& doing, ExitCode code) {
   auto access = make_properties(H5P_FILE_ACCESS, doing, code);
 #if H5_VERSION_GE(1, 10, 7)
@@ -52,7 +53,7 @@ herr_t close_written(hid_t file) {
                                         : "Check the path");
 }
 
-/// Throws the Error for an object that HDF5 cannot open. `reason`: HDF5's.
+/// Throws the Error for an object that HDF5 cannot open. `reason`: why, as HDF5 says.
 [[noreturn]] void refuse_object(hid_t file, const std::string& name, const std::string& shown, const Reason& reason) {
   const std::string doing = "opening " + shown;
   if (reason.code == ExitCode::retry) throw Error(reason.code, doing, reason.text, retry_reading);
@@ -170,7 +171,8 @@ Handle open_dataset(hid_t file, const std::string& name, const std::string& show
   if (H5Pget_external_count(creation.get()) > 0)
     throw Error(ExitCode::data, doing, "its values lie in other files (external storage)", "Copy them into the file");
   if (H5Pget_layout(creation.get()) == H5D_VIRTUAL) return with_sources(std::move(dataset), creation.get(), shown);
-  static_cast<void>(foreign_chunks(dataset.get()));  // which throws what is wrong with them
+  // Throws an Error if the dataset's chunks lie outside of the HDF5 file and cannot be read.
+  static_cast<void>(foreign_chunks(dataset.get()));
   return dataset;
 }
 

@@ -26,8 +26,8 @@ struct MUSTER_INTERNAL_API GroupPath {
 /// Opens a file for reading, with POSIX I/O and without a file lock. The Errors for a missing file, a file that is not
 /// HDF5 and a truncated file differ.
 MUSTER_INTERNAL_API Handle open_file(const std::filesystem::path& path);
-/// Makes a new file in the format of HDF5 1.10; data of `alignment` bytes or more are aligned to as many. The file must
-/// not exist.
+/// Makes a new file in the format of HDF5 1.10; data of `alignment` bytes or more begin at multiples of it. The file
+/// must not exist.
 MUSTER_INTERNAL_API Handle create_file(const std::filesystem::path& path, std::uint64_t alignment = 4096);
 /// Like create_file(path), but in a fresh `storage`, which the caller may read once the handle is closed.
 Handle create_file(const std::shared_ptr<FileStorage>& storage, std::uint64_t alignment = 4096,
@@ -35,11 +35,11 @@ Handle create_file(const std::shared_ptr<FileStorage>& storage, std::uint64_t al
 
 /// Opens a group by its path inside the file. Refuses external links and soft links without a target.
 MUSTER_INTERNAL_API Handle open_group(hid_t file, const std::string& name, const std::string& shown);
-/// Opens a dataset by its path inside the file. Refuses the same links, external storage, objects that are not a
-/// dataset, and virtual datasets with sources outside of the file's folder. `shown`: the name in errors.
+/// Opens a dataset by its path inside the file. Refuses external links, soft links without a target, external storage,
+/// objects that are not a dataset, and virtual datasets that with_sources() refuses. `shown`: the name in errors.
 MUSTER_INTERNAL_API Handle open_dataset(hid_t file, const std::string& name, const std::string& shown);
 /// True if the entry `name` of the group is a column: a dataset that is neither a single value nor a dimension of
-/// NetCDF without a variable. Refuses the same links.
+/// NetCDF without a variable. Refuses external links and soft links without a target.
 MUSTER_INTERNAL_API bool is_column(hid_t group, const std::string& name, const std::string& shown);
 
 /// Names of the links of a group, sorted.
@@ -51,8 +51,8 @@ MUSTER_INTERNAL_API std::vector<std::int64_t> shape(hid_t dataset, const std::st
 /// Throws an Error (ExitCode::data) if the file is damaged there.
 MUSTER_INTERNAL_API std::vector<std::int64_t> chunk_shape(hid_t creation, std::size_t rank, const std::string& doing);
 
-/// The value of chunks that were never written, as a value of `type`. Zero if the dataset has no fill
-/// value. `creation`: the dataset's properties.
+/// The value of chunks that were never written, as a value of `type`. Zero if the dataset has no fill value or is never
+/// filled (H5D_FILL_TIME_NEVER). `creation`: the dataset's properties.
 MUSTER_INTERNAL_API std::vector<std::byte> fill_value(hid_t creation, hid_t type, const std::string& doing);
 
 /// The place of a contiguous dataset's values in its file, in bytes; none if nothing was ever written.

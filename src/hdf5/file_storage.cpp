@@ -17,7 +17,8 @@
 namespace muster::detail::hdf5 {
 namespace {
 
-/// Calls part(offset, size, page number, offset in the page) for each page that [offset, offset + size) touches.
+/// Calls part(offset in the range, size, page number, offset in the page) for each page that the range
+/// [offset, offset + size) touches.
 void each_page(std::uint64_t offset, std::size_t size, std::size_t page_bytes, auto&& part) {
   for (std::size_t done = 0; done < size;) {
     const auto at = offset + done, inside = at % page_bytes;

@@ -37,8 +37,8 @@ class FileStorage {
   bool write_at(std::span<const std::byte> from, std::uint64_t offset);
   bool truncate(std::uint64_t size);
 
-  /// The chunks of the dataset at a path, if they lie elsewhere (hdf5/foreign_chunks.hpp). Throws an Error if
-  /// the dataset cannot be read.
+  /// Returns the chunks of the dataset at `path`, if they lie outside of this file (hdf5/foreign_chunks.hpp). Throws an
+  /// Error if the dataset cannot be read. Empty if all chunks lie in this file.
   std::function<std::shared_ptr<const ForeignChunks>(const std::string& path)> foreign = {};
 
  private:
@@ -57,7 +57,7 @@ class FileStorage {
 /// Makes HDF5 store the file that is created with the access properties `access` in `storage`. The shared_ptr itself
 /// must live until the file has been created.
 void set_storage(hid_t access, const std::shared_ptr<FileStorage>& storage);
-/// The storage of the file that `object` belongs to; null if it has none of this kind.
+/// The storage of the file that `object` belongs to; null if another driver of HDF5 has the file.
 std::shared_ptr<FileStorage> storage_of(hid_t object);
 
 }  // namespace muster::detail::hdf5

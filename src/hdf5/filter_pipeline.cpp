@@ -35,9 +35,9 @@ bool check_and_remove_checksum(std::span<const std::byte>& bytes) {
 
 std::span<std::byte> Buffer::take(std::size_t bytes) {
   if (bytes > capacity_) {
-    constexpr std::size_t least_pages = 128 << 10;  // bytes
+    constexpr std::size_t min_bytes_in_pages = 128 << 10;  // smaller memory comes from new
     *this = {};
-    if (bytes >= least_pages)
+    if (bytes >= min_bytes_in_pages)
       pages_ = Pages(bytes);
     else
       memory_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
@@ -91,7 +91,7 @@ void FilterPipeline::decode(std::span<const std::byte> stored, std::uint32_t mas
       if (!check_and_remove_checksum(bytes)) refuse(doing, "its checksum is wrong");
       continue;
     }
-    // If a codec came before the shuffle filter, the size is that of the compressed bytes, which only `bytes` tells.
+    // If a codec was applied before this filter, this filter's output is compressed data, which is as long as `bytes`.
     const auto codec =
         std::find_if(applied.begin(), applied.begin() + static_cast<std::ptrdiff_t>(left - 1), compresses);
     const bool is_compressed = codec != applied.begin() + static_cast<std::ptrdiff_t>(left - 1);

@@ -18,7 +18,7 @@ namespace muster::detail::hdf5 {
 /// Memory that grows when it must and is not initialised: pages that nobody writes to take no space.
 class MUSTER_INTERNAL_API Buffer {
  public:
-  /// Memory of this size; what was in it before is lost if it grows.
+  /// Returns memory of this size. If the memory must grow, its content is lost.
   std::span<std::byte> take(std::size_t bytes);
 
  private:

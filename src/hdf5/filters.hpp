@@ -1,4 +1,5 @@
-// Filters of chunked datasets: those that muster writes, and the names and the availability of those in a file.
+// Filters of chunked datasets: adds the filters with which muster writes, names the filters in a file, and finds out
+// whether HDF5 has them.
 #pragma once
 
 #include "base/export.hpp"

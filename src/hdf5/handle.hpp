@@ -1,6 +1,6 @@
-// Wrappers for HDF5: handles that close themselves and calls that are checked. HDF5 is not thread-safe here: hold an
-// hdf5::Lock around all that calls HDF5, and never wait for anything else while holding it. Functions throw an Error
-// with ExitCode::data for bad content, and ExitCode::retry if writing has failed or the disk could not be read.
+// Wrappers for HDF5: handles that close themselves and calls that are checked. HDF5 may be built without thread safety:
+// hold an hdf5::Lock around all that calls HDF5, and never wait for anything else while holding it. Functions throw an
+// Error with ExitCode::data for bad content, and ExitCode::retry if writing has failed or the disk could not be read.
 #pragma once
 
 #include "base/export.hpp"
@@ -17,8 +17,8 @@
 
 namespace muster::detail::hdf5 {
 
-/// Holds HDF5's lock, which is recursive. The first Lock prepares the library: no messages of its own, no external
-/// links, no filter plugins from the environment.
+/// Holds muster's lock for HDF5, which is recursive. The first Lock prepares the library: HDF5 prints no errors itself,
+/// follows no external links, and loads no filter plugins.
 class MUSTER_INTERNAL_API Lock {
  public:
   Lock();
@@ -67,7 +67,7 @@ Reason last_reason();
 MUSTER_INTERNAL_API std::string last_error();
 
 /// Returns `status` (an herr_t, hid_t, htri_t, …). If it is negative, throws an Error with last_error() and with
-/// `code`, or with ExitCode::retry if the disk could not be read.
+/// `code`, or with ExitCode::retry if `code` is ExitCode::data and the disk could not be read.
 MUSTER_INTERNAL_API std::int64_t check(std::int64_t status, std::string_view doing, ExitCode code = ExitCode::data);
 
 /// The dataset's type, space or creation properties: `get` is H5Dget_type, H5Dget_space or H5Dget_create_plist.

@@ -26,7 +26,7 @@ struct ReadFile {
   OpenForReading shared;
 };
 
-/// The functions that HDF5 calls. Those of the driver in file_storage.cpp have the same names.
+/// The functions that HDF5 calls. They have a namespace since the driver in file_storage.cpp uses the same names.
 namespace reader {
 
 ReadFile& opened(H5FD_t* file) { return *reinterpret_cast<ReadFile*>(file); }

@@ -11,7 +11,7 @@ namespace muster::detail::hdf5 {
 /// Reads of values, as opposed to metadata: how many there were, and the last one.
 struct RawReads {
   int count = 0;
-  std::uint64_t offset = 0;  ///< in the file, in bytes, counted from its begin, where a user block may be
+  std::uint64_t offset = 0;  ///< in bytes from the beginning of the file, also if the file begins with a user block
   std::uint64_t bytes = 0;
 };
 

@@ -20,7 +20,7 @@ void interleave(const std::byte* from, std::size_t stride, std::size_t count, st
     for (std::size_t plane = 0; plane < Planes; ++plane) into[i * Planes + plane] = from[plane * stride + i];
 }
 
-/// The same for any number of planes, in tiles that stay in the cache.
+/// Like interleave<Planes>(), for any number of planes, in tiles that stay in the cache.
 void interleave(const std::byte* from, std::size_t stride, std::size_t count, std::size_t planes, std::byte* into) {
   constexpr std::size_t tile = 64;
   for (std::size_t begin = 0; begin < count; begin += tile) {
@@ -64,7 +64,7 @@ void unshuffle(std::span<const std::byte> from, std::size_t value_bytes, std::sp
 
 void bit_unshuffle(std::span<const std::byte> from, std::size_t value_bytes, std::span<std::byte> into) {
   static_assert(std::endian::native == std::endian::little, "transpose_bits() takes byte 0 of a word for its lowest");
-  constexpr std::size_t tile = 64;  // words, that is groups of 8 values
+  constexpr std::size_t tile = 64;  // words at once; each belongs to a group of 8 values
   const auto groups = from.size() / value_bytes / 8, at_once = std::min(tile, groups);
   std::array<std::uint64_t, tile> words;
   std::vector<std::byte> planes(at_once * 8 * value_bytes);  // planes of bytes, as the shuffle filter makes them

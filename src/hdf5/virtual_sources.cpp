@@ -23,12 +23,13 @@ std::string name_from(Get&& get, const std::string& doing) {
   return name;
 }
 
-/// The values of a source that the virtual dataset shows.
+/// What the virtual dataset takes from one of its sources.
 struct Mapping {
   std::string file, dataset;
-  /// The place of the last one along each dimension; empty if HDF5 takes all of the source, or as many as there are.
+  /// The index of the last value that is taken, along each dimension. Empty if HDF5 takes all of the source, or as many
+  /// values as there are.
   std::vector<hsize_t> last;
-  std::int64_t count = 0;  ///< if it takes all of the source: how many these are
+  std::int64_t count = 0;  ///< how many values are taken, if HDF5 takes all of the source; otherwise 0
 };
 
 Mapping mapping(hid_t creation, std::size_t i, const std::string& doing) {
@@ -63,7 +64,7 @@ bool has_all(const std::filesystem::path& folder, const std::vector<Mapping>& so
   });
 }
 
-/// The folder of the sources.
+/// The folder of the sources, as with_sources() describes it.
 std::filesystem::path folder_of(const std::vector<Mapping>& sources, const std::filesystem::path& own_path) {
   const auto folder = own_path.parent_path();
 #if !H5_VERSION_GE(1, 10, 2)

@@ -163,7 +163,7 @@ namespace {
 
 using Parts = std::vector<std::pair<Stateful*, StateDict>>;
 
-/// Returns each entry's object with its part of `saved`. Throws an Error that lists everything that does not fit.
+/// Returns each entry's object with its part of `saved`. Throws the Errors of require_fit().
 Parts fitting_parts(const StateEntries& entries, const StateDict& saved, const ParameterPaths& parameters,
                     RankInGroup here, const std::map<std::string, bool>& per_rank) {
   check_names(entries);

@@ -36,8 +36,8 @@ MUSTER_INTERNAL_API void gather(const StateEntries& entries);
 /// optimizer whose parameters belong to no entry.
 MUSTER_INTERNAL_API StateDict collect(const StateEntries& entries);
 
-/// Throws an Error (ExitCode::user_error) if a parameter holds the average of an EMA: a run that resumes from such a
-/// checkpoint would train other weights.
+/// Throws an Error (ExitCode::user_error) if a parameter holds the average of an EMA (a scope of EMA::apply() is
+/// alive): a run that resumes from a checkpoint with averages would train these instead of the model's own weights.
 void require_own_weights(const StateEntries& entries);
 
 /// The Error that a per-rank state cannot be restored, because another number of ranks has saved it.
@@ -51,16 +51,17 @@ class WrongNumberOfRanks : public Error {
   std::size_t needed_;
 };
 
-/// Compares `saved` with the entries. Throws an Error (ExitCode::data) that lists all differences: names that are
-/// missing or left over, different shapes or types, and entries that are per-rank only here or only in `saved`.
-/// `per_rank`: by the entry's name, true if the entry is per-rank in `saved`. For entries that are not in the map, this
-/// is unknown and is not compared.
+/// Compares `saved` with the entries. Throws an Error (ExitCode::data) that counts the differences and names the first
+/// five: names that are missing or left over, different shapes or types, and entries that are per-rank only here or
+/// only in `saved`. Of a per-rank entry, compares the part of rank `here`, as in restore(). `per_rank`: by the entry's
+/// name, true if the entry is per-rank in `saved`. For entries that are not in the map, this is unknown and is not
+/// compared.
 MUSTER_INTERNAL_API void require_fit(const StateEntries& entries, const StateDict& saved, RankInGroup here = {},
                                      const std::map<std::string, bool>& per_rank = {});
 
-/// Checks like require_fit(), then loads `saved` into the entries; tensors keep their memory if they have some, except
-/// those of LBFGS. The user's own load functions are called first, so that nothing else has changed if one of them
-/// throws. If no entry has parameters, those of an optimizer are matched by order. Of a per-rank entry, loads the part
+/// Checks like require_fit(), then loads `saved` into the entries; tensors that exist already keep their memory, except
+/// LBFGS's. The user's own load functions are called first, so that nothing else has changed if one of them throws. If
+/// no entry has parameters, an optimizer's parameters are matched by their order. Of a per-rank entry, loads the part
 /// of rank `here`. Throws an Error if another number of ranks has saved the entry and it cannot be divided anew, or if
 /// the size of `here` is 0, which means that the rank is unknown.
 MUSTER_INTERNAL_API void restore(const StateEntries& entries, const StateDict& saved, RankInGroup here = {},

@@ -41,7 +41,7 @@ void stream_values(char* to, const char* from, std::int64_t bytes) {
   std::memcpy(to + done, from + done, static_cast<std::size_t>(bytes - done));
 }
 
-bool plain(const at::Tensor& tensor) {
+bool is_plain(const at::Tensor& tensor) {
   return tensor.is_cpu() && tensor.layout() == at::kStrided && tensor.is_contiguous() && !tensor.is_conj() &&
          !tensor.is_neg();
 }
@@ -72,7 +72,7 @@ void copy_values(const at::Tensor& to, const at::Tensor& from) {
     without_repetitions(to, to).copy_(without_repetitions(from, to));
     return;
   }
-  if (from.nbytes() < large || !plain(to) || !plain(from) || to.scalar_type() != from.scalar_type() ||
+  if (from.nbytes() < large || !is_plain(to) || !is_plain(from) || to.scalar_type() != from.scalar_type() ||
       to.sizes() != from.sizes()) {
     to.copy_(from);
     return;

@@ -12,7 +12,7 @@
 namespace muster::detail::state {
 namespace {
 
-/// Words that are mixed at once; this limits the memory used on the device.
+/// How many words are mixed at once; this limits the memory used on the device.
 constexpr std::int64_t words_at_once = std::int64_t{1} << 22;
 
 /// Returns the values as a flat tensor of integers as wide as an element, at most 64 bits each.

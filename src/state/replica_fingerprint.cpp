@@ -12,10 +12,10 @@ bool ReplicaFingerprint::advance() {
     if (next_ == on_cpu_.size()) return false;
     current_.emplace(on_cpu_[next_++]);
     done_ = 0;
-    sums_.push_back(0);
+    fingerprints_.push_back(0);
   }
   const auto part = current_->all().substr(done_, block_bytes);
-  sums_.back() = fingerprint(part, sums_.back());
+  fingerprints_.back() = fingerprint(part, fingerprints_.back());
   done_ += part.size();
   if (done_ == current_->all().size()) current_.reset();
   return true;
@@ -23,9 +23,10 @@ bool ReplicaFingerprint::advance() {
 
 std::uint64_t ReplicaFingerprint::value() {
   while (advance()) continue;
-  auto sums = fingerprints_on_devices(on_devices_);
-  sums.insert(sums.end(), sums_.begin(), sums_.end());
-  return fingerprint({reinterpret_cast<const char*>(sums.data()), sums.size() * sizeof sums[0]});
+  auto fingerprints = fingerprints_on_devices(on_devices_);
+  fingerprints.insert(fingerprints.end(), fingerprints_.begin(), fingerprints_.end());
+  return fingerprint(
+      {reinterpret_cast<const char*>(fingerprints.data()), fingerprints.size() * sizeof fingerprints[0]});
 }
 
 }  // namespace muster::detail::state

@@ -24,8 +24,8 @@ class ReplicaFingerprint {
   std::vector<at::Tensor> on_cpu_, on_devices_;
   std::size_t next_ = 0;  // index into on_cpu_
   std::optional<Bytes> current_;
-  std::size_t done_ = 0;  // bytes of current_ that were read
-  std::vector<std::uint64_t> sums_;
+  std::size_t done_ = 0;                     // bytes of current_ that were read
+  std::vector<std::uint64_t> fingerprints_;  // fingerprints of the tensors on the CPU; the last one may be unfinished
 };
 
 }  // namespace muster::detail::state

@@ -67,12 +67,13 @@ struct Stateful {
   /// Returns a module's buffers by path; none for other objects.
   virtual std::map<std::string, at::Tensor> buffers() const { return {}; }
   virtual Replication replication() const { return Replication::equal; }
-  /// For Replication::per_rank: returns the part for rank `here` of a state that another number of ranks has saved;
-  /// empty if the state cannot be divided anew.
+  /// For Replication::per_rank: divides a state that another number of ranks has saved, and returns the given rank's
+  /// part; none if the state cannot be divided.
   virtual std::optional<StateDict> redistribute(const StateDict&, RankInGroup) const { return {}; }
 
-  /// Returns a function that restores the values which the step of a schedule changes: learning rates, or the
-  /// schedule's own counts. Empty for other objects. Call the function while the object lives.
+  /// Returns a function that restores the present values of what the step of a schedule changes: an optimizer's
+  /// options, such as learning rates, or a schedule's own counts. Empty for other objects. Call it while the object
+  /// lives.
   virtual std::function<void()> keep_schedule() { return {}; }
 
   /// True if load() is the user's own code, which may throw for reasons that compare() cannot see.
@@ -97,7 +98,7 @@ Json value_to_json(const T& value) {
     return value;
 }
 
-/// Converts back. Returns false if the JSON is of another kind.
+/// Sets `value` from JSON that value_to_json() has made. Returns false if the JSON is of another kind.
 template <class T>
 bool value_from_json(const Json& json, T& value) {
   if constexpr (std::floating_point<T>) {

@@ -55,7 +55,8 @@ struct FieldWriter {
   }
 };
 
-/// Reads the fields of a parameter's state from a StateDict. Adds fields that are missing to `differences`.
+/// Reads the fields of a parameter's state from a StateDict. A missing tensor becomes undefined, and a missing optional
+/// field becomes empty. Any other missing field is added to `differences`.
 struct FieldReader {
   const StateDict& saved;
   const std::string& parameter;

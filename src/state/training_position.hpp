@@ -18,8 +18,8 @@ struct TrainingPosition {
   std::int64_t epoch = 0;
   bool epoch_complete = true;
   bool epoch_counted = true;     ///< session.epochs() or the training function has begun to count epochs
-  bool several_reports = false;  ///< trained between two reports with a State in one epoch; see session::EpochEnd
-  std::int64_t passes_before_more = 0;  ///< see step::CurrentEpoch
+  bool several_reports = false;  ///< an epoch had training between two reports with a State; see session::EpochEnd
+  std::int64_t passes_before_more = 0;  ///< most passes of an epoch that was saved as complete and then went on
   std::int64_t global_step = 0;
   std::int64_t samples_since_report = 0;  ///< not 0 if the checkpoint was made between two reports
   double time_total_s = 0;
@@ -27,7 +27,7 @@ struct TrainingPosition {
   int threads_per_worker = 0;                  ///< threads of torch; 0 in checkpoints of older versions
   std::map<std::string, Json> positions = {};  ///< by name of the dataset or loader; see data/passes/pass_positions.hpp
   Json preprocessor = {};                      ///< the preprocessor's state, which may be null
-  std::optional<bool> has_preprocessor = {};   ///< empty in checkpoints of older versions
+  std::optional<bool> has_preprocessor = {};   ///< whether there was one; empty in checkpoints of older versions
   Json callbacks = {};                         ///< states of callbacks by name
 };
 

@@ -16,7 +16,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Smaller files go through the page cache, from which a restarted run reads them quickly.
+/// Files of at least this size bypass the page cache if they are opened for it (Alignment::direct), and their disk
+/// space is reserved in advance, except in a NodeTier. Smaller files stay in the page cache, from which a restarted run
+/// reads them quickly.
 constexpr std::uint64_t min_direct_bytes = 16 << 20;
 
 [[noreturn]] void fail(const std::string& doing) {

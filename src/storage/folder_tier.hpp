@@ -47,7 +47,7 @@ class FolderTier : public Tier {
   mode_t mode_ = 0;  // the permissions that the umask gives; set by begin(), used by publish()
 };
 
-/// The folder of one node of a fast tier. Its files have holes in place of the bytes that other nodes write.
+/// The folder of one node of a fast tier. Its state.h5 has holes in place of the bytes that other nodes write.
 class NodeTier : public FolderTier {
  public:
   using FolderTier::FolderTier;

@@ -1,7 +1,7 @@
-// A tier is a place where a run's checkpoints lie. Its interface has the writing of a checkpoint's files, and the
-// operations on a checkpoint as a whole. A tier knows neither ranks nor the content of checkpoints. FolderTier is a
-// folder of a file system. Another place, such as object storage, needs another class derived from Tier, which
-// tier_of() returns for the paths of that place.
+// A tier is a place where a run's checkpoints lie. It writes the files of a checkpoint, and publishes, lists, names and
+// removes whole checkpoints. It knows neither ranks nor the content of checkpoints. FolderTier is a folder of a file
+// system. Another place, such as object storage, needs another class derived from Tier, which tier_of() must return for
+// the paths of that place.
 #pragma once
 
 #include <cstddef>
@@ -42,7 +42,7 @@ class Tier {
     std::multimap<int, std::filesystem::path> damaged;  ///< by index
     std::vector<std::filesystem::path> unfinished;      ///< interrupted saves and removals
     std::vector<std::filesystem::path> others;          ///< links and files with the name of a published checkpoint
-    std::set<int> indices;                              ///< indices of all of these, which new checkpoints must not get
+    std::set<int> indices;                              ///< of all of the above; new checkpoints must not get them
   };
 
   explicit Tier(std::filesystem::path folder) : folder_(std::move(folder)) {}
@@ -90,8 +90,8 @@ class Tier {
   virtual void remove_unfinished() const = 0;
 
   // Names that reports gave to published checkpoints.
-  /// Gives `name` to a published checkpoint, atomically. If another checkpoint has the name, it loses it. Throws an
-  /// Error (ExitCode::retry) if that fails, for example because a file or folder has the name.
+  /// Gives `name` to a published checkpoint, atomically. If another checkpoint has the name, that one loses it. Throws
+  /// an Error (ExitCode::retry) if that fails, for example because a file or folder has the name.
   virtual void set_name(int index, const std::string& name) const = 0;
   virtual std::vector<std::string> names(int index) const = 0;
   virtual void remove_name(const std::string& name) const noexcept = 0;

@@ -1,5 +1,6 @@
 // A zip archive of torch, for reading: torch.save(), torch.jit.save() and torch.export.save() write such archives. Only
-// torch.jit.save() compresses records, those of code. libtorch's own reader trusts the archives; this one does not.
+// torch.jit.save() compresses records, and only records of code. libtorch's own reader trusts the archives; this one
+// does not.
 #pragma once
 
 #include "base/file.hpp"
@@ -28,22 +29,24 @@ class Archive {
   const std::map<std::string, Record>& records() const noexcept { return records_; }
   bool contains(const std::string& name) const { return records_.contains(name); }
   /// True if the record is neither compressed nor encrypted.
-  bool stored(const std::string& name) const { return find(name).stored; }
+  bool is_stored(const std::string& name) const { return find(name).stored; }
 
   const std::filesystem::path& path() const noexcept { return file_.path(); }
-  /// Returns the archive's own name, with a slash: the folder in which `name` lies; empty if there is no such record.
+  /// Returns the archive's own name, with a slash: the topmost folder, in which `name` lies; empty if no such record is
+  /// there.
   std::string folder_of(const std::string& name) const;
 
   /// Refuses an archive with compressed or encrypted records, which torch.save() and torch.export.save() never write.
   void check_stored() const;
-  /// Verifies the checksums of the records that are neither compressed nor encrypted; the tensors are among them.
+  /// Verifies the checksums of the records that are neither compressed nor encrypted; the tensors are among them. If
+  /// the archive has no checksums, it only reads the records.
   void check_sums() const;
 
   std::uint64_t bytes_in(const std::string& name) const { return find(name).bytes; }
 
-  /// Returns a record of at most `most` bytes.
+  /// Returns the record, verified. Refuses one of more than `most` bytes.
   std::string text(const std::string& name, std::uint64_t most) const;
-  /// Returns the record as a one-dimensional tensor. The caller has checked that it holds `count` values.
+  /// Returns the record, verified, as a one-dimensional tensor. The caller has checked that it holds `count` values.
   at::Tensor values(const std::string& name, at::ScalarType type, std::int64_t count) const;
 
   [[noreturn]] void refuse(const std::string& fact,
@@ -55,7 +58,7 @@ class Archive {
 
   File file_;
   std::map<std::string, Record> records_;
-  bool has_sums_ = true;  ///< false after torch.serialization.set_crc32_options(False), which leaves 0 for each record
+  bool has_sums_ = true;  ///< false if all checksums are 0: torch.serialization.set_crc32_options(False)
 };
 
 }  // namespace muster::detail::weights

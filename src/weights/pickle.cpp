@@ -53,7 +53,7 @@ constexpr at::ScalarType storage_types[] = {at::kByte,   at::kChar, at::kShort, 
                                             at::kLong,   at::kHalf, at::kBFloat16,     at::kFloat,
                                             at::kDouble, at::kBool, at::kComplexFloat, at::kComplexDouble};
 constexpr std::string_view untyped_storage = "torch.storage.UntypedStorage";
-/// Newer types, which tensors name themselves.
+/// Newer types, which have no storage class. A tensor of such a type names the type itself.
 constexpr at::ScalarType tensor_types[] = {at::kUInt16,          at::kUInt32,          at::kUInt64,
                                            at::kComplexHalf,     at::kFloat8_e5m2,     at::kFloat8_e4m3fn,
                                            at::kFloat8_e5m2fnuz, at::kFloat8_e4m3fnuz, at::kFloat8_e8m0fnu};
@@ -70,8 +70,8 @@ at::ScalarType find_type(std::span<const at::ScalarType> types, const std::strin
   return *known;
 }
 
-/// Runs the stack machine that a pickle is a program for. It owns all values, so they may refer to each other in any
-/// way, in cycles too.
+/// Runs a pickle, which is a program for a stack machine. Owns all values, so they may refer to each other in any way,
+/// also in cycles.
 class Unpickler {
  public:
   Unpickler(std::string_view pickle, const StorageReader& storages) : pickle_(pickle), storages_(storages) {}
@@ -98,7 +98,7 @@ class Unpickler {
     if (opcode == 'X') return push(std::string(take(number<std::uint32_t>())));
     if (opcode == 0x8c) return push(std::string(take(number<std::uint8_t>())));
     if (opcode == 0x8d) return push(std::string(take(number<std::uint64_t>())));
-    if (opcode == 0x95) return static_cast<void>(take(sizeof(std::uint64_t)));  // how many bytes may be fetched at once
+    if (opcode == 0x95) return static_cast<void>(take(sizeof(std::uint64_t)));  // a hint how much to read ahead
     if (opcode == 'c') return push_global();
     if (opcode == 0x93) return push_global(pop(2));
     if (opcode == '(') return marks_.push_back(stack_.size());

@@ -26,7 +26,8 @@ struct BadPickle : std::runtime_error {
   std::string remedy;
 };
 
-/// True if Python's torch has a storage class for the type. It cannot load tensors of other types that C++ has pickled.
+/// True if Python's torch has a storage class for the type. Python cannot load tensors of other types that libtorch has
+/// pickled in C++.
 bool has_storage_class(at::ScalarType type) noexcept;
 
 /// Returns the storage that the pickle refers to by `key`, as a one-dimensional tensor of `count` values. Returns the

@@ -82,7 +82,7 @@ void ScriptModuleImpl::take(Known& known) {
   }
 }
 
-/// Brings program and module in line again, if either has replaced the memory of a buffer since the last call.
+/// Lets program and module share the memory of their buffers again, if either has replaced it since the last call.
 void ScriptModuleImpl::share_buffers() {
   for (auto& [name, of_module, of_program] : program_->buffers) {
     auto now = program_->script.attr(name).toTensor();

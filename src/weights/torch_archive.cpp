@@ -95,7 +95,7 @@ void save_torch(const StateDict& state, const std::filesystem::path& path, const
     auto plain = tensor.detach().resolve_conj().resolve_neg().cpu();
     // An expanded tensor is written in full, because load_torch() refuses tensors larger than their storage.
     if (plain.nbytes() > plain.storage().nbytes()) plain = plain.contiguous();
-    // A storage in the file has one type, that of its first tensor. Views of other types are written apart.
+    // A storage in the file has one type, that of its first tensor. Views of other types get a storage of their own.
     const auto [first, is_first] = types.try_emplace(plain.storage().data(), plain.scalar_type());
     if (first->second != plain.scalar_type()) plain = plain.clone();
     storages[plain.storage().data()] = plain.storage().nbytes();
@@ -112,7 +112,8 @@ StateDict load_torch(const std::filesystem::path& path) {
   const Archive archive(path);
   const auto folder = folder_in(archive);
   if (archive.contains(folder + constants_record)) {
-    const auto pickle = archive.stored(folder + "data.pkl") ? archive.text(folder + "data.pkl", max_pickle_bytes) : "";
+    const auto pickle =
+        archive.is_stored(folder + "data.pkl") ? archive.text(folder + "data.pkl", max_pickle_bytes) : "";
     if (pickle.find(cpp_root) < root_class_bytes)
       archive.refuse(
           "it was written by torch::save() in C++, not by torch.save() in Python",

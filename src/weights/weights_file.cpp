@@ -84,7 +84,7 @@ using Tensors = std::map<std::string, at::Tensor>;
 
 std::string in_quotes(const std::string& name) { return "\"" + name + "\""; }
 
-/// Removes `prefix` if all names of the file have it and none of the model has.
+/// Removes `prefix` from the names of the file if all of them begin with it and no name of the model does.
 void strip(const std::string& prefix, Tensors& tensors, const Tensors& here) {
   const auto has_prefix = [&](const auto& item) { return item.first.starts_with(prefix); };
   if (tensors.empty() || !std::ranges::all_of(tensors, has_prefix) || std::ranges::any_of(here, has_prefix)) return;
@@ -107,8 +107,8 @@ void strip(const std::string& prefix, Tensors& tensors, const Tensors& here) {
                   detail::listed(buffers, 5, in_quotes) + "}})");
 }
 
-/// Gives the tensors of a file the names of a module's, and adds those that the file may lack: tied ones, counts of
-/// batches, and those of LoadOptions::may_be_missing.
+/// Gives the tensors of a file the names that the module's tensors have. Adds the tensors that a file may lack: tied
+/// ones, counts of batches, and buffers in LoadOptions::may_be_missing.
 void fit_to_module(Tensors& tensors, const detail::state::Stateful& object, const LoadOptions& options) {
   const auto parameters = object.parameters(), buffers = object.buffers();
   auto here = parameters;
@@ -118,7 +118,7 @@ void fit_to_module(Tensors& tensors, const detail::state::Stateful& object, cons
       throw Error(ExitCode::usage, "loading weights",
                   "may_be_missing has " + in_quotes(name) + ", which is no buffer of the model",
                   "Name its buffers; parameters are never left out");
-  if (here.empty()) return;  // an entry of the user's own names its tensors itself
+  if (here.empty()) return;  // the user's own functions name the tensors
   strip("module.", tensors, here);
   strip("model.", tensors, here);
 
@@ -132,7 +132,7 @@ void fit_to_module(Tensors& tensors, const detail::state::Stateful& object, cons
       tensors[name] = given.at(other->first);
       tied.push_back(name);
     } else if (!buffers.contains(name)) {
-      return;  // restoring lists all that does not fit
+      return;  // load_state_dict() then throws: restore() says what does not fit
     } else if (std::ranges::find(options.may_be_missing, name) != options.may_be_missing.end()) {
       tensors[name] = tensor.clone();
     } else if (name.ends_with("num_batches_tracked")) {

@@ -42,8 +42,8 @@ void check_script(const std::filesystem::path& path);
 [[noreturn]] void throw_unreadable(const std::filesystem::path& path, const std::string& fact,
                                    const std::string& remedy = "Use another file, or make it anew");
 
-/// Returns how many values a view of a storage has; nothing if one lies outside of the storage, which has `stored`
-/// values of that type.
+/// Returns how many values a view of a storage has. Returns none if the view is invalid (a negative stride, for
+/// example) or a value lies outside of the storage, which has `stored` values of that type.
 std::optional<std::int64_t> values_of_view(at::ScalarType type, std::span<const std::int64_t> sizes,
                                            std::span<const std::int64_t> strides, std::int64_t offset,
                                            std::int64_t stored);

@@ -51,7 +51,8 @@ std::uint32_t read_with_checksum(const File& file, std::uint64_t offset, std::sp
   return checksum;
 }
 
-/// Computes the checksums of the pieces in a file's first `size` bytes. Calls `use` with the bytes of each piece.
+/// Computes the checksums of the pieces in a file's first `size` bytes. Calls `use` with the bytes of each piece and
+/// their offset.
 FileEntry take_checksums(const File& file, std::uint64_t size, const std::string& name,
                          const std::function<void(std::span<const std::byte>, std::uint64_t offset)>& use = {}) {
   FileEntry entry{.name = name, .bytes = size, .piece_bytes = piece_bytes_for(size)};

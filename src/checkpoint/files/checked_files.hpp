@@ -40,12 +40,13 @@ FileEntry checksum_file(const std::filesystem::path& directory, const std::strin
 /// several threads.
 void for_each_share(std::uint64_t count, const std::function<void(Range)>& work);
 
-/// Opens a checkpoint's file for reading. Throws an Error (ExitCode::data) if its size differs from the entry.
+/// Opens a checkpoint's file for reading. Throws an Error (ExitCode::data) if it is missing, is not a regular file or
+/// has another size than the entry says.
 File open_with_size(const std::filesystem::path& directory, const FileEntry& entry);
 
-/// Reads and verifies pieces of a checkpoint's file, on as many threads as torch has. Calls `use` for each piece with
-/// its range in the file and its bytes. If place(range) returns memory, the piece is read into that memory. Throws an
-/// Error (ExitCode::data) if the file's size or a piece's checksum differs from the entry.
+/// Reads and verifies pieces of a checkpoint's file, on at most as many threads as torch has. These threads call `use`
+/// for each piece with its range in the file and its bytes. If place(range) returns memory, the piece is read into that
+/// memory. Throws an Error (ExitCode::data) if the file's size or a piece's checksum differs from the entry.
 void read_pieces(const std::filesystem::path& directory, const FileEntry& entry, std::span<const std::uint64_t> pieces,
                  const std::function<std::byte*(Range)>& place = {},
                  const std::function<void(Range, std::span<const std::byte>)>& use = {});
@@ -62,10 +63,11 @@ std::filesystem::path without_links(const std::filesystem::path& path);
 using FolderId = std::pair<std::uint64_t, std::uint64_t>;
 /// Returns zeros if the folder cannot be examined; a later read of the folder reports the error.
 FolderId folder_id(const std::filesystem::path& folder) noexcept;
-/// Throws an Error (ExitCode::retry) if the path `folder` now leads to a folder with another ID.
+/// Throws an Error (ExitCode::retry) if the path `folder` now leads to a folder with another ID. Does not throw if
+/// either ID is unknown (zeros).
 void require_same_folder(const std::filesystem::path& folder, const FolderId& id);
 
-/// Throws an Error (ExitCode::data) that names the first file that is missing or whose size differs from the manifest.
+/// Throws an Error (ExitCode::data) for the first file that open_with_size() refuses.
 void verify_sizes(const std::filesystem::path& directory, const Manifest& manifest);
 /// Verifies the checksums of this rank's share of the files. Pieces that every rank will read are divided among the
 /// ranks of each node, so that each node's page cache has them; all other pieces are divided among all ranks. With

@@ -24,8 +24,8 @@
 //
 // The tensor "random" [world_size, bytes] holds the random state of each rank. A tensor "gradients/model/fc.weight" is
 // a gradient that waited for an optimizer's step, and "gradient_weights/…" is its weight; neither has an entry in
-// "values". "checksum" is the CRC-32 of all bytes before its line, in hexadecimal. The first three lines and the last
-// two have the same form in every version.
+// "values". "checksum" is the CRC-32 of all bytes before its line, in hexadecimal. In every version, the first lines
+// are "{", "format" and "version", and the last lines are "checksum" and "}", in the same form.
 #pragma once
 
 #include "base/export.hpp"
@@ -102,12 +102,12 @@ std::string to_text(const Manifest& manifest);
 /// manifest `shown`.
 Manifest from_text(std::string_view text, const std::string& shown);
 
-/// True if the directory holds a manifest that begins as those of muster do; the rest may be damaged.
+/// True if the directory holds a manifest that begins like muster's; the rest of it may be damaged.
 MUSTER_INTERNAL_API bool is_checkpoint(const std::filesystem::path& directory);
 /// Reads and checks the manifest in `directory`.
 MUSTER_INTERNAL_API Manifest read_manifest(const std::filesystem::path& directory);
-/// Create the file and sync it: in `directory`, or in the hidden folder of the checkpoint manifest.index that is being
-/// saved to `tier`.
+/// Both create manifest.json and sync it: the first in `directory`, the second in the hidden folder of the checkpoint
+/// manifest.index, which is being saved to `tier`.
 void write_manifest(const std::filesystem::path& directory, const Manifest& manifest);
 void write_manifest(const storage::Tier& tier, const Manifest& manifest);
 

@@ -18,7 +18,8 @@ struct Range {
   std::uint64_t end = 0;
 };
 
-/// Returns this rank's share of `count` items: contiguous, in the order of ranks, sizes differing by at most one.
+/// Returns the share that rank `of` has of `count` items: contiguous, in the order of ranks. Sizes differ by at most
+/// one.
 inline Range share_of(std::uint64_t count, state::RankInGroup of) noexcept {
   const auto ranks = static_cast<std::uint64_t>(of.size), rank = static_cast<std::uint64_t>(of.rank);
   const auto each = count / ranks, more = count % ranks;
@@ -41,7 +42,7 @@ inline Range piece_range(std::uint64_t file_bytes, std::uint64_t piece_bytes, st
   return {begin, begin + std::min(piece_bytes, file_bytes - begin)};
 }
 
-/// Returns the CRC-32 of zlib. `before`: the CRC-32 of the bytes before these.
+/// Returns the CRC-32 of `bytes` as zlib computes it. `before`: the CRC-32 of the bytes before these.
 MUSTER_INTERNAL_API std::uint32_t crc32(std::span<const std::byte> bytes, std::uint32_t before = 0) noexcept;
 
 /// Returns the checksum that the manifest stores for a piece. `before`: the checksum of the bytes before these.

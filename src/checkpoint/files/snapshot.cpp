@@ -47,16 +47,17 @@ struct TensorSlice {
   std::span<const std::byte> from;
   std::byte* to = nullptr;  ///< where to copy the bytes; null if they need not be copied
   bool compared = false;
-  std::uint64_t sum = 0;
+  std::uint64_t fingerprint = 0;
 };
 
 /// Copies the slice if needed, and computes its fingerprint if it is compared between ranks.
-void copy_and_sum(TensorSlice& slice) {
+void copy_and_fingerprint(TensorSlice& slice) {
   for (std::size_t done = 0; done < slice.from.size(); done += snapshot_block_bytes) {
     const auto block = slice.from.subspan(done, std::min(snapshot_block_bytes, slice.from.size() - done));
     if (slice.to != nullptr) node::stream_copy(slice.to + done, block.data(), block.size());
     if (slice.compared)
-      slice.sum = state::fingerprint({reinterpret_cast<const char*>(block.data()), block.size()}, slice.sum);
+      slice.fingerprint =
+          state::fingerprint({reinterpret_cast<const char*>(block.data()), block.size()}, slice.fingerprint);
   }
 }
 
@@ -76,7 +77,7 @@ Snapshot::Result Snapshot::take(const Layout& layout, const Tensors& tensors, co
   Result taken;
   std::vector<TensorSlice> slices;
   std::vector<state::Bytes> whole;     // owns the memory that slices point to
-  std::vector<at::Tensor> on_devices;  // tensors on other devices, which compute their fingerprints themselves
+  std::vector<at::Tensor> on_devices;  // tensors on accelerators, which compute the fingerprints there
   for (const auto& entry : layout.tensors) {
     const auto& tensor = tensors.at(entry.name);
     if (!entry.same_as.empty()) {
@@ -106,13 +107,14 @@ Snapshot::Result Snapshot::take(const Layout& layout, const Tensors& tensors, co
     if (bytes) whole.push_back(std::move(*bytes));
   }
   for_each_share(slices.size(), [&](Range mine) {
-    for (auto i = mine.begin; i < mine.end; ++i) copy_and_sum(slices[i]);
+    for (auto i = mine.begin; i < mine.end; ++i) copy_and_fingerprint(slices[i]);
     node::stream_fence();
   });
-  auto sums = state::fingerprints_on_devices(on_devices);
+  auto fingerprints = state::fingerprints_on_devices(on_devices);
   for (const auto& slice : slices)
-    if (slice.compared) sums.push_back(slice.sum);
-  taken.fingerprint = state::fingerprint({reinterpret_cast<const char*>(sums.data()), sums.size() * sizeof sums[0]});
+    if (slice.compared) fingerprints.push_back(slice.fingerprint);
+  taken.fingerprint = state::fingerprint(
+      {reinterpret_cast<const char*>(fingerprints.data()), fingerprints.size() * sizeof fingerprints[0]});
   return taken;
 }
 

@@ -18,12 +18,13 @@ class Snapshot {
   /// The result of one snapshot.
   struct Result {
     Tensors tensors;                ///< valid until the next snapshot; only their bytes in `pieces` may be read
-    std::uint64_t fingerprint = 0;  ///< of all replicated tensors that are not in `memory_snapshots`
+    std::uint64_t fingerprint = 0;  ///< with `compare`: of replicated tensors outside of `memory_snapshots`
   };
 
-  /// Copies the bytes of `pieces`, the pieces of the file that this rank writes, past the processor's caches and on as
-  /// many threads as torch has. Does not copy tensors in `memory_snapshots`, nor the rows of per-rank tensors that
-  /// gather_rows() has copied. With `compare`, also computes the fingerprint of all other replicated tensors.
+  /// Copies the bytes of `pieces`, the pieces of the file that this rank writes, past the processor's caches and on at
+  /// most as many threads as torch has. Does not copy tensors in `memory_snapshots`, nor the rows of per-rank tensors
+  /// that gather_rows() has copied. With `compare`, also computes one fingerprint of the replicated tensors that are
+  /// not in `memory_snapshots`.
   Result take(const Layout& layout, const Tensors& tensors, const std::vector<std::uint64_t>& pieces,
               std::span<const optim::MemorySnapshot> memory_snapshots, bool compare);
 

@@ -52,7 +52,7 @@ MUSTER_INTERNAL_API Layout make_layout(const Tensors& tensors, const std::set<st
 /// True if make_layout() with these arguments would return this layout.
 bool layout_fits(const Layout& layout, const Tensors& tensors, const std::set<std::string>& per_rank, int ranks);
 
-/// Throws an Error (ExitCode::usage) if the layout was made for other tensors.
+/// Throws an Error (ExitCode::usage) if the layout was made for tensors with other names, shapes or types.
 void check_layout(const Layout& layout, const Tensors& tensors);
 
 /// Returns the pieces of a file of `file_bytes` that hold bytes of tensors for which `wanted` returns true, in

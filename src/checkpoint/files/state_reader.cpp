@@ -23,8 +23,8 @@ constexpr std::uint64_t min_mapped_bytes = 64 << 10;
 
 std::byte* memory_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.mutable_data_ptr()); }
 
-/// Calls `make` for each entry that has bytes of its own, and returns the tensors by name. Entries that share memory
-/// get the same tensor. Leaves out undefined tensors.
+/// Calls `make` for each entry that does not share the memory of an earlier one, and returns the tensors by name.
+/// Entries that share memory get the same tensor. Leaves out undefined tensors.
 Tensors make_tensors(const Manifest& manifest, auto&& make) {
   Tensors tensors;
   std::map<std::string, at::Tensor> stored;

@@ -12,8 +12,8 @@
 
 namespace muster::detail::checkpoint {
 
-/// Reads tensors into new memory: those for which `wanted` returns true, or all. Verifies the checksums of the pieces
-/// that it reads, on as many threads as torch has.
+/// Reads the tensors for which `wanted` returns true, or all if it is empty, into new memory. Verifies the checksums of
+/// the pieces that it reads, on at most as many threads as torch has.
 Tensors read_tensors(const std::filesystem::path& directory, const Manifest& manifest,
                      const std::function<bool(const std::string&)>& wanted = {});
 
@@ -21,17 +21,18 @@ Tensors read_tensors(const std::filesystem::path& directory, const Manifest& man
 /// only once.
 class MappedState : public std::enable_shared_from_this<MappedState> {
  public:
-  /// Returns null if the kernel or the file system does not support such mappings. Throws an Error (ExitCode::data) if
-  /// the file's size differs from the entry.
+  /// Returns null if the file cannot be mapped, or if the kernel cannot read mapped pages ahead (MADV_POPULATE_READ,
+  /// since Linux 5.14). Throws an Error (ExitCode::data) if the file's size differs from the entry.
   static std::shared_ptr<const MappedState> open(const std::filesystem::path& directory, const FileEntry& entry);
   MappedState(const MappedState&) = delete;
   ~MappedState();
 
-  /// Verifies these pieces on as many threads as torch has. Throws an Error (ExitCode::data) if a checksum is wrong.
+  /// Verifies these pieces on at most as many threads as torch has. Throws an Error (ExitCode::data) if a checksum is
+  /// wrong.
   void verify(std::span<const std::uint64_t> pieces) const;
-  /// Returns all tensors without verifying them. Large tensors are views of the mapping, which lives as long as one of
-  /// them does; even if the file is removed, it takes disk space as long as the mapping lives. Writing to the tensors
-  /// changes only this process's copy.
+  /// Returns all tensors without verifying them. Tensors of 64 KiB or more are views of the mapping if they are
+  /// aligned; the others are copies. The mapping lives as long as one of its views. As long as it lives, the file takes
+  /// disk space, even if somebody removes it. Writing to the tensors changes only this process's copy.
   Tensors tensors(const Manifest& manifest) const;
 
  private:

@@ -173,7 +173,7 @@ std::vector<std::uint32_t> StateWriter::write(const OpenFile& open, const Layout
   Source source(layout, tensors, rows);
   std::vector<std::uint32_t> checksums;
   // Declared after `file`: if an exception is thrown, these are destroyed first, which waits for the writes.
-  std::array<std::shared_future<void>, depth> pending_writes;
+  std::array<std::shared_future<void>, buffer_count> pending_writes;
   const auto wait = [&](std::shared_future<void>& slot) {
     if (!slot.valid()) return;
     while (meanwhile && slot.wait_for(std::chrono::seconds(0)) != std::future_status::ready && meanwhile()) continue;
@@ -185,16 +185,16 @@ std::vector<std::uint32_t> StateWriter::write(const OpenFile& open, const Layout
            (last - done) * piece_bytes < max_write_bytes)
       ++last;
     const Range range{pieces[done] * piece_bytes, std::min((pieces[last - 1] + 1) * piece_bytes, layout.bytes)};
-    auto& slot = pending_writes[chunk % depth];
+    auto& slot = pending_writes[chunk % buffer_count];
     wait(slot);
-    const auto buffer = buffers_[chunk % depth].take(range.end - range.begin);
+    const auto buffer = buffers_[chunk % buffer_count].take(range.end - range.begin);
     for (; done < last; ++done) {
       const auto piece = piece_range(layout.bytes, piece_bytes, pieces[done]);
       checksums.push_back(copy_out(source, piece, buffer.data() + (piece.begin - range.begin)));
     }
     // Writes one buffer after the other. Parallel writes would end at the same time and leave the disk idle until
     // buffers are filled again.
-    const auto& before = pending_writes[(chunk + depth - 1) % depth];
+    const auto& before = pending_writes[(chunk + buffer_count - 1) % buffer_count];
     slot = std::async(std::launch::async, [&file, before, buffer, range] {
       if (before.valid()) before.get();
       file->write_at(buffer, range.begin);

@@ -40,7 +40,7 @@ std::vector<FileBytes> gather_rows(const Communicator& communicator, const Layou
 /// Writes pieces of state.h5. Keeps its buffers for the next save. Used by one thread at a time.
 class StateWriter {
  public:
-  /// Writes these pieces durably to the file that `open` opens, and returns their checksums. The layout must fit the
+  /// Writes `pieces` durably to the file that `open` opens, and returns their checksums. The layout must fit the
   /// tensors (check_layout()). `rows`: the result of gather_rows(). While it waits for the disk, it calls `meanwhile`,
   /// which does a small piece of other work and returns false when there is none left.
   std::vector<std::uint32_t> write(const OpenFile& open, const Layout& layout, const Tensors& tensors,
@@ -49,7 +49,7 @@ class StateWriter {
 
  private:
   /// Number of buffers: one is filled, one is written, one waits to be written.
-  static constexpr std::size_t depth = 3;
+  static constexpr std::size_t buffer_count = 3;
 
   /// Memory aligned for direct writes.
   struct Buffer {
@@ -60,7 +60,7 @@ class StateWriter {
     std::size_t size = 0;
     std::span<std::byte> take(std::size_t bytes);
   };
-  std::array<Buffer, depth> buffers_;
+  std::array<Buffer, buffer_count> buffers_;
 };
 
 }  // namespace muster::detail::checkpoint

@@ -32,8 +32,8 @@ UserFiles list_user_files(const std::optional<std::filesystem::path>& directory)
     if (auto set = Checkpoint::from_directory(*directory).get_metadata(); set.is_object())
       files.metadata = std::move(set);
   } catch (const Error&) {
-    // The folder has a file with the name of the metadata, but not with metadata in it. It is stored as an ordinary
-    // file.
+    // The folder has a file of the name under which set_metadata() stores metadata, but the file holds something else.
+    // It is stored like the other files.
   }
   return files;
 }

@@ -1,5 +1,5 @@
-// The user's own files in a checkpoint: the files in all ranks' folders. If several ranks have a file of the same name,
-// the lowest rank's file is stored.
+// The user's own files in a checkpoint: each rank may report a checkpoint folder with files. If several ranks have a
+// file of the same name, the lowest rank's file is stored.
 #pragma once
 
 #include "checkpoint/files/manifest.hpp"

@@ -19,13 +19,13 @@ namespace muster::detail::checkpoint {
 inline constexpr const char* validation_name = "validation.json";
 inline constexpr const char* status_name = "checkpoint_status";
 
-/// Returns the name of the status that files and rows use.
+/// Returns the name that checkpoints and rows of the history use for the status.
 const char* text_of(CheckpointStatus status) noexcept;
-/// Returns the status in the fields of a report; `committed` if they have none.
+/// Returns the status in the fields of a report; `committed` if they have none, or a name that is not known.
 CheckpointStatus status_from(const Json& fields);
 
-/// Returns the fields of the file; none if it is missing, damaged, or says that the validation is still pending. Throws
-/// an Error if the file cannot be read.
+/// Returns the fields of the file; none if it is missing, damaged, or does not say that the validation has ended.
+/// Throws an Error if the file cannot be read.
 std::optional<Json> read_validation(const std::filesystem::path& checkpoint);
 /// Writes or replaces the file, durably.
 void write_validation(const std::filesystem::path& checkpoint, const Json& fields);

@@ -46,7 +46,8 @@ std::vector<int> plan_writers(std::uint64_t file_bytes, const std::vector<int>& 
       shared.push_back(piece);
       continue;
     }
-    // Choose the nearest writer at or below the owner, so that an owner that is a writer gets its own pieces.
+    // Choose the nearest writer at or below the owner, or the first if none is below. So an owner that is a writer gets
+    // its own pieces.
     const auto above = std::ranges::upper_bound(on_node->second, owner);
     plan[piece] = above == on_node->second.begin() ? *above : *std::prev(above);
   }

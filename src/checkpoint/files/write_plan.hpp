@@ -2,9 +2,10 @@
 // number of ranks.
 //
 // Any rank could write replicated data, so only some ranks do: a few of each node, and only as many as get enough bytes
-// to make opening the file worth it. Per-rank data is written by a writer on the same node, if the node has one, which
-// gets it through shared memory. All writers write to one file. The test of this file prints the plans for 420 MB and
-// 64 GB on nodes of 64 ranks:
+// to make opening the file worth it. Per-rank data goes through shared memory to a writer on the node of its rank, if
+// there is one. All writers write to one file. The test of this file prints the plans for 420 MB and 64 GB on nodes of
+// 64 ranks. "most bytes of one" is what the busiest writer writes, "opened" is how often state.h5 is opened for
+// writing, and "synced" counts the calls of fsync:
 //
 //     ranks  nodes     bytes  writers  on nodes  most bytes of one  opened  synced
 //         1      1    420 MB        1         1             420 MB       1       4
@@ -16,7 +17,7 @@
 //      1000     16  64000 MB       64        16            1002 MB      64      67
 //     10000    157  64000 MB      628       157             105 MB     628     631
 //
-// In addition, each save creates one folder, two files and one name, whatever the number of ranks.
+// In addition, each save creates one folder and two files and renames the folder, whatever the number of ranks.
 #pragma once
 
 #include <cstdint>

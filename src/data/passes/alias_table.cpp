@@ -19,7 +19,7 @@ std::uint64_t scaled_below(std::uint64_t bound, std::uint64_t bits) noexcept {
 
 /// Whole numbers in proportion to the weights. Their sum is about 2^62.
 std::vector<std::uint64_t> quantized(std::span<const double> weights) {
-  // Division by the largest weight keeps the sum from overflow, and the scale too.
+  // Dividing by the largest weight keeps the sum and the scale from overflow.
   const double largest = std::ranges::max(weights);
   double sum = 0;
   for (const auto weight : weights) sum += weight / largest;

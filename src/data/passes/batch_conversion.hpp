@@ -14,7 +14,7 @@ namespace muster::detail::data {
 
 class BatchConversion {
  public:
-  /// Makes a batch of its converted columns.
+  /// Makes the batch that the program gets, from the converted columns.
   using Make = std::function<Batch(std::vector<Batch::Item> columns)>;
 
   explicit BatchConversion(const BatchOptions& options);

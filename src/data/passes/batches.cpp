@@ -51,7 +51,7 @@ struct StepReader {
       ahead->wait_for(rows);
     }
     auto read = source->read_ahead(samples_of(step, pass.order), pass.order.random_seed(step.mine.first));
-    // After the batch has been read, which makes room in the cache.
+    // Only now, since reading the batch has made room in the cache.
     if (ahead) ahead->add(blocks_to_expect(rows, *pass.order.lanes(), Ahead::decode));
     step::BatchWeightPtr weight;
     if (split)
@@ -118,7 +118,7 @@ std::unique_ptr<BatchStream> open_batches(std::shared_ptr<ShardState> shard, con
 
 BatchStream::BatchStream(std::shared_ptr<ShardState> shard, const BatchOptions& options, PassData data)
     : shard_(std::move(shard)), options_(options), data_(std::move(data)) {
-  options_.weights.reset();  // PassData has what was made of them
+  options_.weights.reset();  // data_ has the alias table that was made of them
 }
 
 BatchStream::~BatchStream() { end(); }

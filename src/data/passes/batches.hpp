@@ -1,4 +1,5 @@
-// The batches of one pass, read ahead.
+// The batches of one pass, read ahead. The batch in hand is the one that the program got last; it is in hand until the
+// program asks for the next one.
 #pragma once
 
 #include "base/export.hpp"
@@ -79,7 +80,7 @@ class MUSTER_INTERNAL_API Prefetch {
   bool finished_ = false;        ///< nothing more will be read
   bool leaving_ = false;         ///< no more batches are wanted; only the thread that takes them sets it
   bool ended_ = false;           ///< the thread that reads has left read_batches()
-  ThreadPool workers_, reader_;  ///< end before what they use
+  ThreadPool workers_, reader_;  ///< declared last: their threads use the other members
 };
 
 /// The batches that a BatchRange iterates over. The shard belongs to the thread that iterates; threads that read ahead
@@ -128,11 +129,11 @@ class BatchStream {
   std::unique_ptr<Prefetch> batches_;
   std::exception_ptr error_;  ///< was thrown instead of a batch; each later advance() throws it again
   Batch current_;             ///< the program may move from it or assign to it
-  bool in_hand_ = false;      ///< shard_ has been told of current_, and must be told when the program is done with it
+  bool in_hand_ = false;      ///< begin_batch() was called for current_, so stop_if_asked() comes before the next one
   bool at_end_ = false;
 };
 
-/// Opens the batches of a dataset of any kind. Without `options.device` they stay on the device where they were read.
+/// Opens the batches of a dataset of any kind. Without `options.device` the batches stay where they were read.
 std::unique_ptr<BatchStream> open_batches(std::shared_ptr<ShardState> shard, const BatchOptions& options);
 /// Opens the batches of a dataset that is a stream or draws its samples; defined in stream_batches.cpp.
 std::unique_ptr<BatchStream> open_stream_batches(std::shared_ptr<ShardState> shard, const BatchOptions& options);

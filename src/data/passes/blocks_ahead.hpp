@@ -14,8 +14,9 @@
 
 namespace muster::detail::data {
 
-/// One thread prepares the blocks that have come due while the other is at the last chunks of those before. So all
-/// cores decode, even if each batch needs few new blocks. Belongs to the thread that reads batches.
+/// Two threads take turns. Each prepares all blocks that were added since the last turn; `prepare` decodes their chunks
+/// on several threads. While one is at its last chunks and has no work for all threads, the other begins with the next
+/// blocks. So all threads decode, even if each batch needs few new blocks. Belongs to the thread that reads batches.
 class BlocksAhead {
  public:
   /// `prepare` is given a sample of each block. If it throws, the batch that needs the block reads it itself.

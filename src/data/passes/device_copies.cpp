@@ -18,7 +18,7 @@ namespace {
 
 /// How many copies may have memory that is not free yet. Above that, a thread waits for the oldest copy.
 constexpr std::size_t most_under_way = 8;
-constexpr std::size_t alignment = 256;  ///< bytes, of a column in a staging
+constexpr std::size_t alignment = 256;  ///< of each column in pinned memory, in bytes
 
 using c10::impl::VirtualGuardImpl;
 
@@ -31,7 +31,8 @@ bool can_be_staged(const at::Tensor& tensor) {
   return tensor.is_cpu() && tensor.layout() == at::kStrided && !tensor.is_quantized() && !tensor.is_nested();
 }
 
-/// The type of a column in pinned memory: the smaller of its own and the wanted one. The device does the rest.
+/// The type of a column in pinned memory: the smaller of its own and the wanted one. If the wanted type is larger, the
+/// device converts the column.
 at::ScalarType staged_type(const DeviceCopies::Column& column) {
   const auto own = column.tensor.scalar_type();
   return c10::elementSize(column.wanted) <= c10::elementSize(own) ? column.wanted : own;
@@ -42,7 +43,7 @@ std::size_t staged_bytes(const DeviceCopies::Column& column) {
   return (bytes + alignment - 1) / alignment * alignment;
 }
 
-/// The strides of a copy: those of the tensor if it is dense; otherwise the copy is contiguous.
+/// The strides of a copy: the tensor's strides if it is dense; otherwise the copy is contiguous.
 std::vector<std::int64_t> strides_of_copy(const at::Tensor& tensor) {
   if (tensor.is_non_overlapping_and_dense()) return tensor.strides().vec();
   const auto strides = c10::contiguous_strides(tensor.sizes());

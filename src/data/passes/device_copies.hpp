@@ -24,8 +24,8 @@ struct DeviceCopy {
 };
 
 /// A batch is put into pinned host memory, from where the device fetches it on a stream of its own, while other streams
-/// compute. No thread waits for the copy: the stream that uses the batch does, on the device. Pinned memory is used
-/// again once its copy is over. Thread-safe.
+/// compute. The stream that uses the batch waits for the copy, on the device; threads do not wait, unless many copies
+/// are under way (start()). Pinned memory is used again once its copy is over. Thread-safe.
 class DeviceCopies {
  public:
   struct Column {
@@ -58,14 +58,14 @@ class DeviceCopies {
   };
 
   std::vector<Batch::Item> start_columns(const std::vector<Column>& columns, const c10::Storage& pinned);
-  /// Takes pinned memory of at least so many bytes that no copy reads.
+  /// Returns pinned memory of at least this size that no copy reads any more. May wait for the oldest copy.
   Staging take_staging(std::size_t bytes);
   void put_back(Staging staging);
 
   const at::Device device_;
   const c10::Stream stream_;
   std::mutex mutex_;
-  std::list<Staging> stagings_;  ///< those not in use by a thread; the oldest copy first
+  std::list<Staging> stagings_;  ///< pieces that no thread uses; the oldest copy first
 };
 
 }  // namespace muster::detail::data

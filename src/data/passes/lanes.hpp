@@ -18,7 +18,7 @@ namespace muster::detail::data {
 
 class Lanes {
  public:
-  /// Blocks::rows, Blocks::lanes and the number of files are at least 1.
+  /// Blocks::rows, Blocks::lanes and the number of files must be at least 1.
   Lanes(const Blocks& blocks, std::uint64_t key);
 
   /// The number of lanes: Blocks::lanes, or the number of blocks if there are fewer.
@@ -38,8 +38,8 @@ class Lanes {
     std::int64_t first;  ///< the lane's row with which it begins
   };
   /// The lane's next block if it is time to read it, while the lane gives its rows `first` … `last` − 1. The lanes
-  /// change blocks all at once; their turns to read ahead are spread over the first seven eighths of a block, so that
-  /// there is time to decode the last of them.
+  /// change blocks at about the same time; their turns to read ahead are spread over the first seven eighths of a
+  /// block, so that there is time to decode the last of them.
   std::optional<NextBlock> block_to_read_ahead(int lane, std::int64_t first, std::int64_t last) const noexcept;
 
  private:
@@ -48,6 +48,7 @@ class Lanes {
     std::int64_t offset;  ///< number of the row in its block, before the block is shuffled
   };
   Place place_of(int lane, std::int64_t index) const noexcept;
+  /// How many full turns over the lanes come before the position. A lane without rows left is skipped in a turn.
   std::int64_t rounds_before(std::int64_t position) const noexcept;
   std::int64_t block_at(std::int64_t slot) const noexcept;
   std::int64_t row_of(std::int64_t number) const noexcept;
@@ -58,7 +59,7 @@ class Lanes {
   std::int64_t last_rows_;  ///< rows of the last block, which may be short
   std::int64_t last_slot_;  ///< the place of the last block among the shuffled blocks
   std::uint64_t key_;
-  Permutation order_;  ///< of the other blocks
+  Permutation order_;  ///< of all blocks but the last one
   std::vector<std::int64_t> lengths_;
   // Inside this class the rows are numbered anew: first the rows in whole blocks, of all files, then the rows in short
   // blocks at the ends of files, of which new blocks are made. For each file:

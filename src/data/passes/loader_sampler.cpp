@@ -1,4 +1,4 @@
-// The samplers of data loaders.
+// The samplers of data loaders. The batch in hand is the one that the program got last.
 #include "base/duration.hpp"
 #include "data/passes/pass_positions.hpp"
 #include "muster/data_loader.hpp"
@@ -18,10 +18,10 @@ std::int64_t signed_size(std::size_t size) {
   return static_cast<std::int64_t>(std::min(size, std::size_t{std::numeric_limits<std::int64_t>::max()}));
 }
 
-/// Base of both samplers: begins and ends the passes in the session's pass position.
-class CountedSampler : public LoaderSampler {
+/// Base of both samplers: begins and ends the passes over the loader, in its pass position.
+class PassSampler : public LoaderSampler {
  public:
-  CountedSampler(const Worker& worker, std::int64_t size, const DataLoaderOptions& options, bool resumable)
+  PassSampler(const Worker& worker, std::int64_t size, const DataLoaderOptions& options, bool resumable)
       : worker_(worker),
         size_(size),
         options_{.training = options.training, .shuffle = options.shuffle, .drop_last = options.drop_last} {
@@ -87,9 +87,9 @@ class CountedSampler : public LoaderSampler {
 };
 
 /// Chooses the samples itself, this worker's part of each step.
-class SplitSampler final : public CountedSampler {
+class SplitSampler final : public PassSampler {
  public:
-  using CountedSampler::CountedSampler;
+  using PassSampler::PassSampler;
 
   std::optional<std::vector<std::size_t>> next(std::size_t) override {
     if (num_steps(read_, pass_.order.size(), pass_.plan.global_batch, pass_.plan.drop_last) == 0) return {};
@@ -125,15 +125,15 @@ class SplitSampler final : public CountedSampler {
 };
 
 /// Takes the samples that the user's own sampler chooses.
-class FollowSampler final : public CountedSampler {
+class FollowSampler final : public PassSampler {
  public:
   FollowSampler(const Worker& worker, std::int64_t size, const DataLoaderOptions& options, OwnSampler sampler)
-      : CountedSampler(worker, size, options, false), sampler_(std::move(sampler)) {}
+      : PassSampler(worker, size, options, false), sampler_(std::move(sampler)) {}
 
   bool is_own() const noexcept override { return true; }
 
   void set_epoch(std::int64_t epoch) override {
-    CountedSampler::set_epoch(epoch);
+    PassSampler::set_epoch(epoch);
     sampler_.set_epoch(epoch);
   }
 

@@ -23,7 +23,7 @@ Blocks blocks_from(const Json& json) {
 }
 
 /// False if these are not the blocks of a dataset with so many samples.
-bool fit(const Blocks& blocks, std::int64_t samples) {
+bool blocks_fit(const Blocks& blocks, std::int64_t samples) {
   if (blocks.rows == 0) return true;
   for (const auto rows : blocks.files) {
     if (rows < 1 || rows > samples) return false;
@@ -101,7 +101,7 @@ OrderOptions PassOrder::options_for(const PassData& data) const {
 }
 
 bool PassOrder::is_possible() const noexcept {
-  return fit(blocks, dataset_samples()) && (!draws || draws->count >= 1) && (!buckets || buckets->samples >= 1);
+  return blocks_fit(blocks, dataset_samples()) && (!draws || draws->count >= 1) && (!buckets || buckets->samples >= 1);
 }
 
 bool PassOrder::needs_other_weights(const PassData& data) const noexcept {

@@ -18,9 +18,10 @@ namespace muster::detail::data {
 /// The samples that a pass goes over.
 struct PassData {
   std::int64_t count = 0;                          ///< samples of the dataset; 0 if not known
-  Blocks blocks = {};                              ///< in which they are stored, if that matters
-  std::shared_ptr<const AliasTable> weights = {};  ///< of BatchOptions::weights; null: each sample comes once
-  /// The lengths of the samples; null, or a result of null, if all have the same. Called for an order in buckets only.
+  Blocks blocks = {};                              ///< in which the samples are stored; rows 0 if that does not matter
+  std::shared_ptr<const AliasTable> weights = {};  ///< table of BatchOptions::weights; null: each sample comes once
+  /// Returns the lengths of the samples. The function is null or returns null if all samples have the same length.
+  /// Called only for an order in buckets of like length.
   std::function<std::shared_ptr<const Lengths>()> lengths = {};
 };
 
@@ -32,7 +33,7 @@ struct PassOrder {
     bool operator==(const Draws&) const = default;
   };
   struct Buckets {
-    std::int64_t samples = 0;   ///< of a bucket
+    std::int64_t samples = 0;   ///< samples of a bucket
     std::uint64_t lengths = 0;  ///< Lengths::hash
     bool operator==(const Buckets&) const = default;
   };
@@ -43,7 +44,7 @@ struct PassOrder {
   std::optional<bool> shuffle = {};               ///< none if not known
   std::optional<std::uint64_t> window_seed = {};  ///< seed of the local shuffle; none if not known
   Blocks blocks = {};
-  bool uses_name = true;            ///< false in a pass of a version whose orders did not depend on the dataset's name
+  bool uses_name = true;            ///< false if an early version of muster saved the pass: its orders ignored the name
   std::optional<Draws> draws = {};  ///< none if each sample comes once
   std::optional<Buckets> buckets = {};  ///< none if samples of like length do not come together
 
@@ -56,18 +57,18 @@ struct PassOrder {
 
   /// This order, with what is not known taken from `now`.
   PassOrder completed_by(const PassOrder& now) const;
-  /// An Order's options, without seed, epoch and pass. If this order needs other weights or lengths than `data` has,
-  /// these are the options of another order.
+  /// An Order's options, without seed, epoch and pass. Only right if `data` has the weights and lengths that this order
+  /// needs (needs_other_weights(), needs_other_lengths()).
   OrderOptions options_for(const PassData& data) const;
   /// The samples of the dataset.
   std::int64_t dataset_samples() const noexcept { return draws ? draws->count : samples; }
-  /// False if the numbers do not go together: they come from a file.
+  /// False if the numbers contradict each other, which is possible since they come from a file.
   bool is_possible() const noexcept;
-  /// True if this order needs weights or lengths, and `data` have other ones: then the pass cannot go on.
+  /// True if this order needs weights or lengths, and `data` has other ones: then the pass cannot go on.
   bool needs_other_weights(const PassData& data) const noexcept;
   bool needs_other_lengths(const PassData& data) const;
   /// The options of a pass in this order that must be the same on all ranks, for step::OpenPass::options. `options`:
-  /// those from which of() made this order.
+  /// the options from which of() made this order.
   std::map<std::string, std::string> compared_options(const BatchOptions& options) const;
   /// The name of the first option by which `now` is another order than this one; empty if there is none.
   std::string changed_option(const PassOrder& now) const;

@@ -1,4 +1,4 @@
-// Where a session stands in its datasets and data loaders.
+// Where a session stands in its datasets and data loaders. The batch in hand is the one that the program got last.
 #pragma once
 
 #include "base/export.hpp"
@@ -27,7 +27,7 @@ struct Pass {
   std::int64_t position = 0;  ///< samples before the pass's first one; not 0 if it continues a pass after a resume
   step::StepPlan plan = {};
   step::MicroBatchShare share = {};
-  bool training = false;             ///< the pass counts: it has a position, and its batches weigh gradients
+  bool training = false;             ///< the pass has a position, and the weights of its batches apply to the gradients
   bool is_already_finished = false;  ///< the pass was finished before the restart, and is empty now
   bool in_loop = false;              ///< the pass began inside the loop over the epochs
   bool is_unsplit = false;           ///< every rank sees all of the data, and step::Steps knows that the pass is open
@@ -68,7 +68,8 @@ struct PassPositionOptions {
 /// continues after that batch and does not run the inner pass again.
 ///
 /// Passes inside the loop over session.epochs() (for an operator: inside train()) are counted separately from passes
-/// outside of it. A resumed run runs the passes outside again, or leaves out those that only a fresh start runs.
+/// outside of it. After a resume, the program may run the passes outside again, or leave out passes that it runs only
+/// in a fresh start.
 class PassPosition {
  public:
   explicit PassPosition(PassPositionOptions options) : options_(std::move(options)) {}
@@ -89,19 +90,20 @@ class PassPosition {
   bool unfinished() const noexcept;
   /// The position as JSON, for a checkpoint. The batch in hand counts as taken. Null if the dataset is not split.
   Json position() const;
-  /// The next passes continue at `position`, at any number of workers. A pass that was under way keeps its seed.
+  /// The next passes continue at `position`, at any number of workers. A pass that was under way keeps its order.
   /// `complete`: the epoch of `position` is over; only the step size and the worker count are kept, to warn of a
   /// change.
   void restore(const Json& position, bool complete = false);
 
   /// The pass that would begin now.
   Pass plan(const BatchOptions& options, const PassData& data) const;
-  /// `loader` identifies the data loader that begins the pass; null for a dataset. Throws an Error if a training pass
-  /// over another loader of the same name is under way, or if the pass continues one over other data.
+  /// Begins a pass. `loader` identifies the data loader that begins it; null for a dataset. Throws an Error if a
+  /// training pass over another loader of the same name is under way, or if the pass would continue a saved pass over
+  /// other data.
   Pass begin_pass(const BatchOptions& options, const PassData& data, const std::shared_ptr<const void>& loader = {});
-  /// The program has got `batch` of the pass; its step has `samples` samples over all ranks.
+  /// Called when the program has got `batch` of the pass; its step has `samples` samples over all ranks.
   void begin_batch(const Pass& pass, const step::BatchWeightPtr& batch, std::int64_t samples);
-  /// The program is done with the batch in hand and asks for the next one. If a run may stop here, calls
+  /// Called when the program is done with the batch in hand and asks for the next one. If a run may stop here, calls
   /// PassPositions::stop_if_asked.
   void stop_if_asked(const Pass& pass) const;
   void end_pass(const Pass& pass);
@@ -114,8 +116,8 @@ class PassPosition {
     std::int64_t number = 0;
     std::int64_t passes = 0;      ///< passes that have ended
     std::int64_t repeated = 0;    ///< passes that a resumed program begins again; at most `passes`
-    std::int64_t run_here = 0;    ///< those of `repeated` that this process has run itself
-    std::int64_t to_skip = 0;     ///< those of `repeated` that have yet to come back empty
+    std::int64_t run_here = 0;    ///< passes of `repeated` that this process has run itself
+    std::int64_t to_skip = 0;     ///< passes of `repeated` that have yet to come back empty
     bool ended_in_other = false;  ///< the last pass counted in `repeated` ended while another pass was open
   };
   /// A part of an epoch. The passes that do not train are numbered from 0 in each section. Their random numbers and
@@ -124,7 +126,7 @@ class PassPosition {
   /// numbers as in a run without a restart.
   struct Section {
     std::int64_t epoch = -1;
-    std::int64_t finished = 0;  ///< training passes of the epoch, over all datasets
+    std::int64_t finished = 0;  ///< training passes of the epoch that have ended, over all datasets
     std::int64_t step = 0;      ///< step within the training passes under way, from 1; 0 if none is under way. Outside
     ///< of an operator's train(): at least the number of the trainer's call, from 1
     bool after_loop = false;  ///< the loop over session.epochs() is over
@@ -138,7 +140,7 @@ class PassPosition {
     std::int64_t number = 0;  ///< 0 if this process has begun none
     bool under_way = false;
     std::int64_t consumed = 0;      ///< samples taken; for a restored pass, the samples taken before the restart
-    std::int64_t steps_before = 0;  ///< steps of the run from the begin of the pass to the restart
+    std::int64_t steps_before = 0;  ///< steps of the run from the beginning of the pass to the restart
     std::int64_t first_step = 0;    ///< the run's step number when the pass began
     PassOrder order = {};           ///< as it was when the pass began
     std::int64_t global_batch = 0;  ///< samples of a step
@@ -157,7 +159,7 @@ class PassPosition {
     bool skipped = false;         ///< since the restore a pass has come back empty
 
     // Passes that do not train.
-    Section section = {};          ///< the section of the last such pass
+    Section section = {};          ///< the section of the last of these passes
     std::int64_t evaluations = 0;  ///< passes in that section
 
     /// True if samples are left in the pass under way.
@@ -215,30 +217,31 @@ class MUSTER_INTERNAL_API PassPositions : public std::enable_shared_from_this<Pa
   void add(const std::shared_ptr<PassPosition>& pass_position);
   /// Null if no loader has that name.
   std::shared_ptr<PassPosition> find_loader(const std::string& name) const;
-  /// The training function enters the loop over the epochs.
+  /// Called when the training function enters the loop over the epochs, for all pass positions.
   void enter_loop();
-  /// The training function is at the beginning of `epoch`.
+  /// Called when the loop over the epochs begins `epoch`.
   void begin_epoch(std::int64_t epoch);
-  /// A resumed run is in `epoch`.
+  /// Called when a run is resumed in `epoch`.
   void resume_epoch(std::int64_t epoch);
-  /// The training function has set the epoch of one of the pass positions.
+  /// Called when the training function has set the epoch of one of the pass positions.
   void set_epoch(std::int64_t epoch);
   /// The positions of split datasets and loaders in this epoch, by name, as JSON.
   Json positions() const;
   /// Restores one position. The dataset or loader may be added before or after.
   void restore(const std::string& name, const Json& position, bool complete);
   enum class EpochProgress { unknown, none, under_way, over };
-  /// How far the training passes of this epoch are; unknown if no dataset is split, or the split ones only evaluated.
+  /// How far the training passes of this epoch are; unknown if no dataset is split, or if the passes over split
+  /// datasets only evaluate.
   EpochProgress epoch_progress() const;
   /// The number of finished training passes of this epoch that a resumed program begins again, over all data.
   std::int64_t finished_passes() const;
-  /// A pass begins in an epoch that was saved as complete: it was saved between two of its passes.
+  /// Called when a pass begins in an epoch that was saved as complete: the save came between two passes of the epoch.
   void note_more_passes();
-  /// The epoch of the loop ends.
+  /// Called when an epoch of the loop ends.
   void end_epoch();
   /// The name of a dataset whose training pass is under way and has samples left; empty if there is none.
   std::string name_of_unfinished_pass() const;
-  /// The name of a dataset whose position inside a pass was restored, but whose program has not begun that pass again
+  /// The name of a dataset whose position inside a pass was restored, but the program has not begun that pass again
   /// although it has gone through empty passes before it; empty if there is none. `in_loop`: which passes to look at.
   std::string name_of_pass_not_resumed(bool in_loop) const;
   /// The name of a dataset that had passes in this epoch when the run was saved, and that the program has not asked
@@ -256,7 +259,7 @@ class MUSTER_INTERNAL_API PassPositions : public std::enable_shared_from_this<Pa
 
   std::map<std::string, std::shared_ptr<PassPosition>> pass_positions_;
   std::map<std::string, Saved> waiting_;   ///< restored positions whose dataset or loader has not been added yet
-  std::int64_t resumed_epoch_ = -1;        ///< where a resumed run goes on; −1 once the training function has set one
+  std::int64_t resumed_epoch_ = -1;        ///< epoch where a resumed run goes on; −1 once the program has set one
   std::map<std::string, Saved> restored_;  ///< restored positions whose dataset or loader has been added
 };
 

@@ -55,8 +55,8 @@ void Prefetch::leave() {
   changed_.notify_all();
 }
 
-/// Waits until the thread has ended. It cannot be left running, since it may use objects that the program destroys
-/// next; after the timeout the job ends.
+/// Waits until the thread that reads has ended. It cannot be left running, since it may use objects that the program
+/// destroys next. If it has not ended after the launch's timeout, ends the job.
 void Prefetch::leave_slow_reader() {
   const auto timeout = comm::timeout(*slow_->communicator);
   Lock lock(mutex_);
@@ -131,7 +131,7 @@ bool Prefetch::work_once(Lock& lock) {
 /// The first batch that waits for work which may be done now; null if there is none.
 Prefetch::Slot* Prefetch::next_to_work_on() {
   if (leaving_) return nullptr;
-  std::size_t most_left = 0;  // the work left on one of the batches before
+  std::size_t most_left = 0;  // the most pieces of work that an earlier batch has left
   for (auto& slot : slots_) {
     if (slot.error) return nullptr;  // the batches after it are not wanted
     if (slot.is_ready()) continue;

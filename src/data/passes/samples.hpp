@@ -22,10 +22,10 @@ namespace muster::detail::data {
 /// How the samples of one pass are ordered.
 struct OrderOptions {
   bool shuffle = false;     ///< permute all samples
-  Blocks blocks = {};       ///< with `shuffle`: in which the samples are stored; rows 0: of no importance
+  Blocks blocks = {};       ///< with `shuffle`: how the samples are stored; with 0 rows, the order ignores it
   std::int64_t bucket = 0;  ///< with `shuffle`: samples of a bucket of like length; 0: no buckets
-  std::shared_ptr<const Lengths> lengths = {};     ///< with `bucket`: of all samples
-  std::shared_ptr<const AliasTable> weights = {};  ///< draws every sample by its weight; null: each comes once
+  std::shared_ptr<const Lengths> lengths = {};     ///< with `bucket`: the lengths of all samples
+  std::shared_ptr<const AliasTable> weights = {};  ///< probabilities of random draws; null: each sample comes once
   std::int64_t window = 0;                         ///< samples of a window, permuted within it; 0: no local shuffle.
   ///< No effect with `weights`, or with lanes
   std::uint64_t seed = 0;            ///< seed of the shuffle
@@ -73,17 +73,18 @@ struct LaneRange {
   int lane = 0;
   std::int64_t first = 0, last = 0;
 };
-/// The rows that the rank reads in the step.
+/// The rank's own rows in the step, by lane; none if it has no samples.
 std::vector<LaneRange> lanes_of(const StepSamples& step, const Lanes& lanes);
 
 /// A block that a lane comes to next.
 struct ExpectedBlock {
-  std::int64_t sample = 0;  ///< one of its samples
+  std::int64_t sample = 0;  ///< one of the block's samples
   int lane = 0;
   std::int64_t first = 0;  ///< the lane's row with which the block begins
 };
-/// The blocks to prepare in a step that reads `rows`. A block is due to be decoded at one of the rows of the block
-/// before it, and to be requested a quarter of a block's rows earlier.
+/// The blocks to decode or to request, as `how` says, in a step that reads `rows`. A block is due to be decoded at one
+/// of the rows of the block before it (Lanes::block_to_read_ahead()), and to be requested a quarter of a block's rows
+/// earlier.
 std::vector<ExpectedBlock> blocks_to_expect(std::span<const LaneRange> rows, const Lanes& lanes, Ahead how);
 
 }  // namespace muster::detail::data

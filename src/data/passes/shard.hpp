@@ -20,7 +20,8 @@ struct ShardState : PassPosition {
 
   Dataset dataset;
   at::Device device;
-  /// For a split stream or a source that draws: the workers, to agree on the steps; none in unit tests.
+  /// For a split stream or a source that draws: the workers, to agree on the steps. None for other datasets, and in
+  /// unit tests.
   std::optional<Communicator> workers;
 };
 

@@ -69,7 +69,7 @@ class LentGenerator {
 
 std::int64_t rows_of(const at::Tensor& column) { return column.defined() && column.dim() > 0 ? column.size(0) : 0; }
 
-/// Checks that the number of rows of a batch does not change. Make it before the batch is changed.
+/// Checks that the number of rows of a batch does not change. Construct it before the batch is changed.
 class RowCount {
  public:
   explicit RowCount(const Batch& batch) : rows_(batch.num_columns() > 0 ? rows_of(batch.begin()->second) : 0) {}

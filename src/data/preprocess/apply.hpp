@@ -25,7 +25,7 @@ void apply(const BatchFunction::Plain& function, Batch& batch, at::Generator& ge
 /// takes no generator: it may draw from torch's default generator, which belongs to the thread that trains.
 bool try_apply_ahead(const Preprocessor& preprocessor, Batch& batch, at::Generator& generator);
 
-/// True if the preprocessor is known not to be fitted. False for a class of the user's, which need not tell.
+/// True if the preprocessor is known not to be fitted. False for a class of the user's, whose fitted() may not tell.
 MUSTER_INTERNAL_API bool is_unfitted(const Preprocessor& preprocessor);
 
 /// Appends the preprocessor to `steps`; appends the steps of a chain one by one.

@@ -51,7 +51,8 @@ class TransformedSource final : public Source {
   std::shared_ptr<Source> to_fit() override { return std::make_shared<TransformedSource>(source_->to_fit(), *work_); }
 
   const Schema& schema() override {
-    // Neither a preprocessor nor a function declares its output columns, so one sample goes through them to see them.
+    // Neither a preprocessor nor a function declares its output columns. So the work is done on one sample to find
+    // them.
     std::call_once(once_, [this] {
       constexpr std::array<std::int64_t, 1> first{0};
       schema_ = schema_of(read(first));
@@ -77,7 +78,8 @@ class TransformedSource final : public Source {
   void expect(std::span<const std::int64_t> samples, Ahead how) override { source_->expect(samples, how); }
 
  private:
-  /// Marks sizes that differ from batch to batch: those of the source that the first sample still has after the work.
+  /// Marks by −1 the sizes that differ from batch to batch: those that differ in the source, and that the work has left
+  /// as they are in the first sample.
   void keep_variable_sizes() {
     constexpr std::array<std::int64_t, 1> first{0};
     const auto stored = source_->schema(), of_first = schema_of(source_->read(first));

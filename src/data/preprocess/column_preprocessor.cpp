@@ -114,13 +114,13 @@ void ColumnPreprocessor::fit(const Dataset& dataset, const Communicator& communi
   }
 
   // The blocks and the order in which they are joined depend on the dataset only, so that the results are bitwise equal
-  // at any number of ranks.
+  // at any number of ranks. A source that draws (a reservoir) has other samples on each rank: all ranks' are joined.
   std::map<std::string, PairwiseJoin> mine;
   const auto joining = [this](const at::Tensor& a, const at::Tensor& b) { return join(a, b); };
   const auto count = source.count(), blocks = (count - 1) / rows + 1;
   const auto share =
       source.draws() ? SampleRange{0, blocks} : share_of(blocks, communicator.size(), communicator.rank());
-  const auto before = source.draws() ? communicator.rank() * blocks : 0;  // each rank has blocks of its own
+  const auto before = source.draws() ? communicator.rank() * blocks : 0;  // numbers the blocks over all ranks
   for (auto block = share.first, end = share.first + share.count; block < end; ++block) {
     std::vector<std::int64_t> samples(static_cast<std::size_t>(std::min(rows, count - block * rows)));
     std::iota(samples.begin(), samples.end(), block * rows);

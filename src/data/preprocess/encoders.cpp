@@ -15,7 +15,7 @@ namespace {
 
 using detail::data::ColumnPreprocessor;
 
-/// Learns the values of an integer column: a table of [1, k], ascending.
+/// Learns the k distinct values of an integer column: a tensor [1, k], ascending.
 class Encoder : public ColumnPreprocessor {
  public:
   using ColumnPreprocessor::ColumnPreprocessor;

@@ -15,7 +15,7 @@ namespace muster::detail::data {
 MUSTER_INTERNAL_API bool is_muster_preprocessor(const Json& state);
 /// The columns that the preprocessor was fitted on.
 MUSTER_INTERNAL_API std::set<std::string> fitted_columns(const Json& state);
-/// The preprocessor, restored for only those of its columns that are `wanted`; null if none is wanted.
+/// Restores the preprocessor for the columns that are `wanted`; null if none is wanted.
 MUSTER_INTERNAL_API PreprocessorPtr restore_preprocessor(const Json& state,
                                                          const std::function<bool(const std::string&)>& wanted);
 

@@ -101,7 +101,7 @@ class StandardScaler final : public Scaler {
       : Scaler("standard_scaler", {"mean", "deviation"}, std::move(columns)) {}
 
  private:
-  /// Rows: count, mean, sum of squared distances from the mean in units_of(), minimum, maximum.
+  /// Rows: count, mean, sum of squared distances from the mean (in units of units_of()), minimum, maximum.
   at::Tensor summary(const at::Tensor& values) const override {
     // Loops and not torch's sums, whose order depends on the number of threads.
     const auto x = values.cpu().to(at::kDouble).contiguous();
@@ -147,7 +147,7 @@ class StandardScaler final : public Scaler {
     return at::stack({moments[1], at::where(constant, at::full_like(deviation, 1), deviation)});
   }
 
-  /// In these units, near the largest absolute values, squares neither overflow nor vanish.
+  /// Returns units near the largest absolute values. Of values in these units, squares neither overflow nor vanish.
   static at::Tensor units_of(const at::Tensor& moments) {
     return units_near(at::maximum(moments[3].abs(), moments[4].abs()));
   }

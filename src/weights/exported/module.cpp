@@ -1,4 +1,4 @@
-// An exported program as a module: its tensors by Python's names, its inputs checked, its mode.
+// Makes a module of an exported program: names its tensors as Python does, checks its inputs, and switches its mode.
 #include "base/text.hpp"
 #include "muster/error.hpp"
 #include "muster/exported.hpp"
@@ -22,7 +22,7 @@ struct ExportedModuleImpl::Program : detail::weights::exported::Program {};
 
 struct ExportedModuleImpl::State {
   std::shared_ptr<const Program> program;
-  std::vector<at::Tensor> tensors = {};  ///< in the program's order: those of the module's state, and others
+  std::vector<at::Tensor> tensors = {};  ///< in the order of Program::tensors
   std::vector<std::string> input_names = {};
   Settings settings = {};
   bool exported_in_training = true;
@@ -36,10 +36,10 @@ constexpr const char* calling = "running an exported program";
   throw Error(ExitCode::usage, calling, fact, remedy);
 }
 
-/// True unless the program was exported in evaluation. Operators of torch's own modules tell; those that a model calls
-/// itself, such as F.dropout(x, 0.5), may have a mode of their own, and are asked only if there are no others.
+/// True unless the program was exported in evaluation. The operators of torch's own modules tell. An operator that a
+/// model calls itself, such as F.dropout(x, 0.5), may have a mode of its own, and counts only if there are no others.
 bool was_in_training(const Program& program) {
-  int on[2] = {}, all[2] = {};  // by whether it belongs to a module of torch
+  int on[2] = {}, all[2] = {};  // numbers of operators; [1]: operators of torch's own modules, [0]: the others
   for (const auto& node : program.nodes) {
     if (node.mode.argument < 0) continue;
     const auto& mode = node.operands[static_cast<std::size_t>(node.mode.argument)];
@@ -133,8 +133,9 @@ void check_size(const Program& program, const Size& size, std::int64_t actual, c
   if (actual > range->second.max) fail(detail::str("at most ", range->second.max));
 }
 
-/// Module::to() may change a floating-point or complex type; other types are those of the export.
-bool is_taken(at::ScalarType actual, at::ScalarType exported) {
+/// True if an input of type `actual` is accepted. Module::to() may have changed floating-point and complex types; all
+/// others must be those of the export.
+bool is_accepted(at::ScalarType actual, at::ScalarType exported) {
   return actual == exported || (at::isFloatingType(actual) && at::isFloatingType(exported)) ||
          (at::isComplexType(actual) && at::isComplexType(exported));
 }
@@ -158,7 +159,7 @@ void check_input(const Program& program, const Input& input, const c10::IValue& 
   if (!value.isTensor() || !value.toTensor().defined())
     refuse_input("the input " + input.name + " is a " + value.tagKind() + " and no tensor", "Give a tensor");
   const auto& tensor = value.toTensor();
-  if (!is_taken(tensor.scalar_type(), *input.dtype))
+  if (!is_accepted(tensor.scalar_type(), *input.dtype))
     refuse_input("the input " + input.name + " is of type " + c10::toString(tensor.scalar_type()) +
                      ", and the program was exported for " + c10::toString(*input.dtype),
                  "Convert it");
@@ -333,7 +334,7 @@ ExportedModule load_exported(const std::filesystem::path& file, const ExportedOp
   program->keep_random = options.keep_random;
   try {
     return ExportedModule(std::make_shared<ExportedModuleImpl>(std::move(program)));
-  } catch (const c10::Error& error) {  // names that a module cannot have
+  } catch (const c10::Error& error) {  // a tensor has a name that a module cannot have
     throw Error(ExitCode::data, "reading " + file.string(), error.what_without_backtrace(), "Use another file");
   }
 }

@@ -1,4 +1,4 @@
-// Which operators run: those of aten that do no harm, and arithmetic of sizes.
+// Which operators run: operators of aten that do no harm, and arithmetic of sizes.
 #include "weights/exported/program.hpp"
 
 #include <c10/util/Exception.h>
@@ -103,7 +103,7 @@ c10::IValue rounded(const c10::IValue& number, double (*round)(double)) {
 }
 
 struct Entry {
-  std::size_t count;  ///< of operands
+  std::size_t count;  ///< number of operands
   Arithmetic function;
 };
 
@@ -151,20 +151,21 @@ bool begins_with_one_of(std::string_view name, std::string_view prefixes) {
   });
 }
 
-/// Operators that replace a tensor's memory, read a file, take memory that is packed for a kernel, or leave checks to
-/// their callers.
+/// How the names of operators begin that replace a tensor's memory, read a file, take memory that is packed for a
+/// kernel, or leave checks to their callers.
 constexpr std::string_view refused =
     "set_ resize from_file fbgemm_ quantized_ mkldnn_ cudnn_ miopen_ sparse_ to_padded nested_ batch_norm_ "
     "segment_reduce";
-/// Torch's internal operators leave checks to their callers, except for these, which programs have. find_check() makes
-/// the checks that some of these leave out.
+/// Torch's internal operators, whose names begin with "_", may leave checks to their callers. Only those whose names
+/// begin like this are allowed, since exported programs have them. find_check() adds the checks that they lack.
 constexpr std::string_view allowed =
     "__ _adaptive_avg_pool _assert_ _batch_norm_ _cdist_ _conj _convolution _embedding_bag _fft_ _fused_rms_norm "
     "_linalg_ "
     "_local_scalar_dense _log_softmax _native_batch_norm_legit _neg_view _pdist_ _prelu_kernel _safe_softmax _softmax "
     "_to_copy _trilinear _unsafe_index _unsafe_view _upsample_ _weight_norm";
 
-/// Statistics and weights of a batch-norm, which only torch.batch_norm() checks: one value for each channel.
+/// Checks that the statistics and weights of a batch-norm have one value for each channel. Of torch's operators, only
+/// batch_norm() checks this itself.
 void check_channels(Numbers arguments) {
   const auto channels = arguments[0].toTensor().size(1);
   for (const auto& argument : arguments.slice(1, std::min<std::size_t>(4, arguments.size() - 1)))
@@ -178,7 +179,7 @@ void check_norms(Numbers arguments) {
   TORCH_CHECK(v.dim() > 0 && (dim < 0 || g.numel() == v.size(dim)), "the norms do not fit the weight");
 }
 
-/// Checks all targets, with their padding, since torch checks none of them.
+/// Checks all targets of ctc_loss(), with their padding, since torch checks none of them.
 void check_targets(Numbers arguments) {
   const auto classes = arguments[0].toTensor().size(-1);
   const auto& targets = arguments[1].toTensor();

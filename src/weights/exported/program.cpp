@@ -17,7 +17,7 @@
 namespace muster::detail::weights::exported {
 namespace {
 
-/// Values by name, in one graph.
+/// The slots of the values of one graph, by name.
 using Names = std::map<std::string, Slot>;
 
 std::vector<std::string_view> split(std::string_view text, char separator) {
@@ -342,7 +342,7 @@ class Reader {
     return value.at(form.starts_with("as_sym_") ? "as_name" : "name");
   }
 
-  /// The names of a node's outputs; empty for those that nothing uses.
+  /// The names of a node's outputs; empty for outputs that nothing uses.
   std::vector<std::string> names_of_outputs(const Json& node) const {
     std::vector<std::string> names;
     for (const auto& output : node.at("outputs")) {
@@ -391,7 +391,8 @@ class Reader {
       given.erase(at);
     }
     if (!given.empty()) refuse_node(node, "which has no argument " + given.begin()->first);
-    // Export notes the type and device of each tensor that it converts. Here both follow the model and autocast.
+    // Export asserts the type and device of each tensor that it converts. Here both follow the model and autocast, so
+    // the assertion loses these arguments.
     if (node.name == "aten._assert_tensor_metadata.default")
       for (std::size_t i = 3; i < node.operands.size(); ++i) node.operands[i] = {};
     node.mode = find_mode(node);
@@ -432,7 +433,7 @@ class Reader {
         require(operand.kind == Kind::device);
         return operand;
       case c10::TypeKind::ListType: {
-        if (operand.kind != Kind::list) {  // one number for all
+        if (operand.kind != Kind::list) {  // one number stands for all items
           require(count && *count >= 1 && *count <= 8);
           operand = {.kind = Kind::list, .items = std::vector<Operand>(static_cast<std::size_t>(*count), operand)};
         }

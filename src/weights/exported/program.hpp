@@ -30,16 +30,16 @@ using Arithmetic = c10::IValue (*)(at::ArrayRef<c10::IValue> numbers);
 /// Returns the function for a target such as "_operator.mul"; nullptr if none takes so many operands.
 Arithmetic find_arithmetic(const std::string& target, std::size_t operands);
 
-/// True for operators of `aten` that a file may use: none that reach files or memory by themselves, or that leave
-/// checks to their callers, unless find_check() makes them.
+/// True for operators of `aten` that a file may use. An operator may not reach files or memory by itself. If it leaves
+/// checks of its arguments to its callers, find_check() must have them.
 bool is_allowed(const c10::FunctionSchema& schema);
 
-/// Checks the arguments of an operator that leaves it to its callers; throws c10::Error.
+/// Checks the arguments of an operator that leaves this to its callers; throws c10::Error.
 using Check = void (*)(at::ArrayRef<c10::IValue> arguments);
-/// Returns nullptr for operators that check their arguments themselves.
+/// Returns the check for an operator; nullptr if the operator checks its arguments itself.
 Check find_check(const c10::FunctionSchema& schema);
 
-/// The number as torch takes it in place of a tensor.
+/// Returns the number as a tensor of no dimensions, which does not decide the type of a result (a wrapped number).
 at::Tensor number_as_tensor(const c10::IValue& number);
 
 /// An argument of a node.
@@ -48,7 +48,7 @@ struct Operand {
   Kind kind = Kind::constant;
   bool last_use = false;  ///< nothing uses the value after this
   Slot slot = no_slot;
-  c10::IValue constant = {};         ///< of a device: that of the export
+  c10::IValue constant = {};         ///< for Kind::device: the device of the export
   std::vector<Operand> items = {};   ///< of a list
   c10::TypePtr item_type = nullptr;  ///< of a list
 };
@@ -68,16 +68,16 @@ struct Node {
   Arithmetic arithmetic = nullptr;
   Check check = nullptr;  ///< of the operator's arguments
   std::vector<Operand> operands = {};
-  std::vector<Slot> outputs = {};  ///< no_slot for those that nothing uses
-  bool returns_list = false;       ///< `outputs` are the items of the only value
+  std::vector<Slot> outputs = {};  ///< no_slot for outputs that nothing uses
+  bool returns_list = false;       ///< true if the node returns one list, and `outputs` are its items
   std::uint32_t scope = 0;         ///< in Program::scopes
   Mode mode = {};
   std::string module = {}, module_class = {};  ///< path and Python class of the innermost module
   std::string source = {};                     ///< as in "net.py:14 (h = self.fc(x))"; may be empty
 };
 
-/// A `with` block around nodes: torch.set_grad_enabled(), or torch.autocast() if there is a device. Scope 0 is that of
-/// no block.
+/// A `with` block around nodes: torch.set_grad_enabled(), or torch.autocast() if there is a device. Scope 0 stands for
+/// the nodes outside of all blocks.
 struct Scope {
   std::uint32_t parent = 0;
   bool enabled = true;
@@ -139,9 +139,9 @@ struct Program {
   std::map<std::string, Range> ranges = {};  ///< by symbol: which values it may have
   std::vector<Mutation> mutations = {};
   std::vector<Operand> outputs = {};
-  Tree in_tree = {}, out_tree = {};         ///< `in_tree`: a tuple of the positional inputs, and a dict
+  Tree in_tree = {}, out_tree = {};         ///< `in_tree`: a tuple of positional inputs, and a dict of named ones
   bool keep_random = false;                 ///< ExportedOptions::keep_random
-  std::vector<std::string> arguments = {};  ///< names of the positional inputs, then of the others
+  std::vector<std::string> arguments = {};  ///< names of the positional inputs, then of the named ones
 };
 
 /// The type with this number in the format; none if there is no such type.
@@ -164,8 +164,8 @@ class ProgramFile : public Archive {
   const Json& program() const noexcept { return program_; }
   /// The name of the record that lists the tensors of a folder, "weights" or "constants".
   std::string config_of(const std::string& folder) const;
-  /// Reads the tensors of a folder. Those of the same bytes with the same shape are one tensor: they are tied in
-  /// Python.
+  /// Reads the tensors of a folder. Entries with the same record and the same description become one tensor: they are
+  /// tied in Python.
   std::map<std::string, StoredTensor> read_tensors(const std::string& folder) const;
 
   Json json(const std::string& record) const { return parse(text(record, max_json_bytes), record); }

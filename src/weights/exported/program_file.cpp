@@ -109,7 +109,7 @@ std::map<std::string, StoredTensor> ProgramFile::read_tensors(const std::string&
     const auto& meta = entry.at("tensor_meta");
     if (entry.at("use_pickle").get<bool>() || meta.is_null()) refuse_object("the pickled object " + name);
     const auto record = root_ + "data/" + folder + "/" + entry.at("path_name").get<std::string>();
-    // Each part becomes a module in the one before, and modules are visited by recursion.
+    // Each part of the name becomes a module inside the previous one, and modules are visited by recursion.
     if (std::ranges::count(name, '.') > max_json_depth) refuse_damaged("a name in it has too many parts");
     const auto is_parameter = entry.at("is_param").get<bool>();
     auto& view = views[record + json_text(meta)];
@@ -131,7 +131,7 @@ at::Tensor ProgramFile::read_view(const std::string& record, const std::string& 
   const auto offset = integer_at(meta.at("storage_offset").at("as_int")),
              capacity = storage.numel() / static_cast<std::int64_t>(c10::elementSize(type));
   const auto count = values_of_view(type, sizes, strides, offset, capacity);
-  if (!count || *count > capacity || sizes.size() > 64)  // torch has no more dimensions
+  if (!count || *count > capacity || sizes.size() > 64)  // torch has at most 64 dimensions
     refuse("its " + name + " is larger than its bytes, or lies outside of them");
   if (type == at::kBool && storage.gt(1).any().item<bool>()) refuse("its " + name + " has values that are no bool");
   const at::NoGradGuard no_grad;

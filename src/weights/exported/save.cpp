@@ -42,17 +42,17 @@ struct Differences {
 
 /// A folder of the archive whose tensors are described by a record, `config`.
 struct Folder {
-  std::string path, config, prefix;  ///< `prefix`: that of the records' names
+  std::string path, config, prefix;  ///< `prefix`: how the names of new records begin, before a number
   OrderedJson content;
   std::map<std::string, at::Tensor> written = {};  ///< new records by path
   std::set<std::string> unused = {};               ///< paths of old records that nothing refers to any more
 };
 
-/// Replaces the folder's tensors by those of `left`, and removes the ones used from `left`. Tensors of one view of one
-/// record are tied, and share a record again.
+/// Replaces the folder's tensors by those of `left`, the tensors that no folder has used yet, and removes from `left`
+/// the ones that it uses. Tensors of one view of one record are tied, and share a record again.
 void replace(const ProgramFile& program, Folder& folder, bool needs_all, std::map<std::string, at::Tensor>& left,
              Differences& differences) {
-  std::map<std::string, std::vector<std::string>> views;  // names of tied tensors
+  std::map<std::string, std::vector<std::string>> views;  // by view: the names of its tensors, which are tied
   std::set<std::string> replaced, kept;                   // paths of old records
   auto& entries = folder.content.at("config");
   for (const auto& [name, entry] : entries.items()) {
@@ -101,7 +101,7 @@ void replace(const ProgramFile& program, Folder& folder, bool needs_all, std::ma
 
 Folder read_folder(const ProgramFile& program, const std::string& name, const std::string& prefix) {
   const auto config = program.config_of(name);
-  program.json(config);  // refuses what is nested too deep to be written
+  program.json(config);  // throws if the JSON is nested too deep to be written
   return {.path = program.root() + "data/" + name + "/",
           .config = config,
           .prefix = prefix,
