@@ -38,7 +38,7 @@ class FileSink final : public spdlog::sinks::base_sink<std::mutex> {
   File file_;
 };
 
-/// The places to which messages go, and the settings of logging.
+/// The places to which this process's messages go, and the settings of logging.
 struct Sinks {
   std::shared_ptr<spdlog::sinks::sink> terminal = std::make_shared<spdlog::sinks::stderr_color_sink_mt>();
   std::shared_ptr<spdlog::logger> logger = std::make_shared<spdlog::logger>("muster", terminal);
@@ -53,7 +53,7 @@ struct Sinks {
   }
 };
 
-// One instance, since the process has one terminal. Never destroyed: static objects may log when the process ends.
+// One instance, since the process has one terminal. It is never destroyed: static objects may log at the exit.
 Sinks& sinks() {
   static auto& instance = *new Sinks;
   return instance;

@@ -25,8 +25,8 @@ class MUSTER_INTERNAL_API TemporaryFolder {
   std::filesystem::path path_;
 };
 
-/// Sets HOME to /nonexistent for a user who has neither HOME nor an entry in passwd, as in a container that is started
-/// with another user id, because Open MPI would crash. To be called before threads and other processes are started.
+/// Sets HOME to /nonexistent for a user who has neither HOME nor an entry in passwd, because Open MPI would crash. Such
+/// users are common in containers with another user id. Call it before threads and other processes are started.
 MUSTER_INTERNAL_API void require_home() noexcept;
 
 }  // namespace muster::detail

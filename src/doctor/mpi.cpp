@@ -8,7 +8,7 @@
 namespace muster::detail::doctor {
 namespace {
 
-/// Returns which MPI has printed this text, by its library or its mpirun; empty if it is another MPI.
+/// Returns "Open MPI", "Intel MPI" or "MPICH" if the library or the mpirun of that MPI has printed this text; else "".
 std::string family_of(const std::string& text) {
   if (text.find("Open MPI") != std::string::npos || text.find("OpenRTE") != std::string::npos) return "Open MPI";
   if (text.find("Intel(R) MPI") != std::string::npos) return "Intel MPI";
@@ -84,7 +84,7 @@ Findings check_mpi(const Json& facts, const MpiStart& start) {
          library + " lets only one thread call it, so that gloo, NCCL, sweeps and async_save do not work",
          "Use an MPI with MPI_THREAD_MULTIPLE"});
   const bool alone = start.launcher.empty();
-  // If a launcher has started this process, its own version matters, not the one in PATH.
+  // If a launcher has started this process, the mpirun in PATH does not matter.
   if (alone) {
     auto more = check_launcher(facts, library);
     findings.insert(findings.end(), more.begin(), more.end());

@@ -29,7 +29,7 @@ constexpr std::size_t speed_bytes = std::size_t{64} << 20, chunk_bytes = std::si
 constexpr std::chrono::seconds speed_limit{3};
 constexpr double little_space = 1e9, no_space = 100e6, few_inodes = 1000, slow = 20e6;
 
-/// Returns the name of a file system's type, by its magic number (statfs(2)).
+/// Returns the name of a file system's type, by its magic number (statfs(2)); empty if it is not known here.
 std::string type_of(long magic) {
   static const std::map<long, const char*> names{
       {0xEF53, "ext4"},       {0x58465342, "XFS"},     {0x9123683E, "Btrfs"},  {0x01021994, "tmpfs"},
@@ -56,12 +56,12 @@ class Descriptor {
   int number_;
 };
 
-/// Records the failed calls in the facts about a storage.
+/// Records failed system calls under "problems" in the facts about a storage.
 class Tries {
  public:
   explicit Tries(Json& facts) : facts_(facts) {}
 
-  /// Returns true if a call has succeeded. If its `result` is -1, records the failure.
+  /// Returns true if a call has succeeded. If its `result` is negative, records the failure with errno.
   bool worked(const char* doing, int result) {
     if (result >= 0) return true;
     facts_["problems"].push_back({{"doing", doing}, {"error", errno}, {"text", std::strerror(errno)}});

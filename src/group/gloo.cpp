@@ -26,8 +26,9 @@ std::string numeric(const sockaddr* address, socklen_t length) {
   return ::getnameinfo(address, length, text, sizeof text, nullptr, 0, NI_NUMERICHOST) == 0 ? text : "";
 }
 
-/// Returns an address of this host that other hosts can reach: that of its name, or the first interface's IPv4 address
-/// if the name means loopback, as in many hosts' /etc/hosts. Returns the name if there is no such interface.
+/// Returns an address of this host that other hosts can reach: that of its name. If the name is unknown or means
+/// loopback, as in many hosts' /etc/hosts, returns the IPv4 address of the first interface that is up; if there is none
+/// but the loopback, the name.
 std::string address_of(const std::string& host) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;

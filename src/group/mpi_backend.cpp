@@ -30,7 +30,7 @@ using comm::Message;
 }
 
 /// Returns a text such as "3 ranks".
-std::string num_ranks(int size) { return counted(size, "rank"); }
+std::string ranks_text(int size) { return counted(size, "rank"); }
 
 /// Returns the only entry of a list that c10d provides for several devices per rank.
 template <class T>
@@ -65,7 +65,7 @@ std::vector<std::size_t> split_counts(const Work& work, const Buffer& buffer, co
   const auto rows = buffer.memory().size(0);
   const auto ranks = static_cast<std::size_t>(size);
   if (splits.empty() && rows % size != 0)
-    refuse(work, str(rows, " rows do not divide by ", num_ranks(size)), "Give the sizes of the splits");
+    refuse(work, str(rows, " rows do not divide by ", ranks_text(size)), "Give the sizes of the splits");
   const auto parts = splits.empty() ? std::vector<int64_t>(ranks, rows / size) : splits;
   const bool negative = std::any_of(parts.begin(), parts.end(), [](int64_t part) { return part < 0; });
   if (parts.size() != ranks || negative || std::accumulate(parts.begin(), parts.end(), int64_t{0}) != rows)
@@ -132,7 +132,7 @@ int MpiBackend::checked_rank(const Work& work, int64_t rank) const {
 
 const MpiBackend::Tensors& MpiBackend::one_per_rank(const Work& work, const Tensors& tensors) const {
   if (tensors.size() != static_cast<std::size_t>(size_))
-    refuse(work, str(tensors.size(), " tensors for ", num_ranks(size_)), "Give one for each rank");
+    refuse(work, str(tensors.size(), " tensors for ", ranks_text(size_)), "Give one for each rank");
   return tensors;
 }
 
@@ -158,7 +158,7 @@ std::vector<Message> MpiBackend::to_all(const Buffer& buffer) const {
 }
 
 at::Tensor MpiBackend::allocateTensor(long size, at::TensorOptions options) {
-  // supportsTensorAlloc() gets only an index, so it cannot refuse GPUs.
+  // supportsTensorAlloc() gets only a device's index, not its type, so it cannot refuse GPUs.
   if (!options.device().is_cpu()) return at::empty({size}, options);
   const auto bytes = static_cast<std::size_t>(size) * options.dtype().itemsize();
   const auto memory = collectives_.communicator().shared_memory(bytes);
@@ -179,7 +179,7 @@ MpiBackend::Started MpiBackend::broadcast(Tensors& tensors, const c10d::Broadcas
 
 // Reductions.
 
-/// Applies what the reduction needs before the sum, and notes what it needs after it.
+/// Multiplies by the factor of PREMUL_SUM; for AVG, makes the buffer's finish() divide the sum.
 void MpiBackend::prepare(Buffer& buffer, const Reduction& reduction) const {
   if (reduction.factor) buffer.scale(*reduction.factor);
   if (reduction.average) buffer.average_over(size_);

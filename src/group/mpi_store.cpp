@@ -24,7 +24,8 @@ using namespace std::chrono_literals;
 Bytes bytes_of(std::string_view text) { return {text.begin(), text.end()}; }
 std::int64_t number_of(const Bytes& bytes) { return std::stoll(std::string(bytes.begin(), bytes.end())); }
 
-/// Calls ready() until it is true; false if gives_up() is true before. Sleeps between the calls, longer each time.
+/// Calls ready() until it is true; false if gives_up() is true before. Sleeps between the calls: first 20 µs, then
+/// longer each time, up to 10 ms.
 template <class Ready, class GivesUp>
 bool poll_until(Ready&& ready, GivesUp&& gives_up) {
   for (auto nap = 20us; !ready(); nap = std::min<std::chrono::microseconds>(nap * 2, 10ms)) {
@@ -94,8 +95,8 @@ std::optional<Bytes> handle(std::map<std::string, Bytes>& table, const StoreRequ
   return std::nullopt;
 }
 
-/// Sends requests to rank 0, also from rank 0 itself. Each request and its answer have their own tag, so that the
-/// answer to an abandoned request is not taken for the answer to another one.
+/// Sends requests to rank 0, also from rank 0 itself. Each request and its answer have tags of their own (used again
+/// after 16383 requests), so that the answer to an abandoned request is not taken for the answer to another one.
 class MpiStore::Connection {
  public:
   explicit Connection(Communicator communicator) : collectives_(std::move(communicator)) {
@@ -140,7 +141,7 @@ class MpiStore::Connection {
  private:
   using Announcement = std::array<std::int64_t, 2>;  // length of the request in bytes, and its tag
   static constexpr int announcement_tag = 0;
-  static constexpr int last_tag = 16383;  // for requests; answers use as many tags, and every MPI has enough for both
+  static constexpr int last_tag = 16383;  // for requests; answers use as many tags, and MPI guarantees 32767
   static constexpr std::int64_t absent = -1;  // in place of an answer's length: no such key
 
   static bool is_done(Request& request) {

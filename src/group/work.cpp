@@ -14,7 +14,8 @@
 namespace muster::detail::group {
 namespace {
 
-/// Converts a muster::Error into torch's DistBackendError; leaves other exceptions. `late`: true for a timeout.
+/// Converts a muster::Error into torch's DistBackendError; returns other exceptions as they are. `late`: true if the
+/// operation has exceeded its timeout.
 std::exception_ptr as_torchs(const std::exception_ptr& failure, bool late) try {
   std::rethrow_exception(failure);
 } catch (const Error& error) {

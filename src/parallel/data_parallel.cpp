@@ -63,7 +63,7 @@ bool has_spare_core(const Communicator& ranks) {
   return launch::threads_for(node.masks, ranks.topology().local_rank, node.quota) > at::get_num_threads();
 }
 
-/// Refuses folders that hold other files of muster than those of save(), since saving would remove checkpoints in them.
+/// Refuses folders of runs, of sweeps and of single checkpoints: save() would remove the checkpoints of a run in them.
 void require_own_folder(const std::filesystem::path& folder) {
   for (const auto* const name : {run_names::params, run_names::history, run_names::sweep, "manifest.json"})
     if (std::filesystem::exists(status_of(folder / name)))
@@ -82,7 +82,7 @@ struct DataParallel::State {
   const int exceptions = std::uncaught_exceptions();                   ///< uncaught exceptions when this was made
   std::vector<std::shared_ptr<gradients::PreparedModel>> models = {};  ///< has exactly one model
 
-  /// Returns the absolute path. Throws an Error if the ranks name different folders. Collective.
+  /// Returns the absolute path. Throws an Error if it is empty or the ranks name different folders. Collective.
   std::filesystem::path folder(const std::filesystem::path& given) const {
     constexpr auto doing = "saving or loading a state";
     comm::require_mpi(doing);

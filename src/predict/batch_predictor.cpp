@@ -24,7 +24,7 @@ namespace {
 
 using namespace detail;
 
-/// The rows of a dataset, divided into batches.
+/// The rows of a dataset, divided into blocks of `batch_size` rows; the last block may be smaller. One is one batch.
 struct Blocks {
   std::int64_t rows, batch_size;
 

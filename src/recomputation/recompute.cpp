@@ -51,7 +51,7 @@ constexpr const char* recomputing = "computing a block again";
 /// setting, and the training mode of each part of a module.
 class ComputeContext {
  public:
-  /// Records the present state of this thread. `module` may be null.
+  /// Records the present state. `module` may be null.
   explicit ComputeContext(std::shared_ptr<torch::nn::Module> module) : module_(std::move(module)) {
     if (module_)
       for (const auto& part : module_->modules()) modes_.emplace_back(part, part->is_training());  // parents first
@@ -116,14 +116,15 @@ class ScopedComputeContext {
   ComputeContext before_;
 };
 
-/// If the node accumulates the gradient of a leaf, returns how often the leaf has been written to; otherwise 0.
+/// If the node accumulates the gradient of a leaf, returns how often the leaf has been written to; otherwise, and for
+/// an inference tensor, 0.
 std::uint32_t writes_to_leaf(const autograd::Node* node) {
   const auto* const leaf = dynamic_cast<const autograd::AccumulateGrad*>(node);
   return leaf && !leaf->variable.is_inference() ? leaf->variable._version() : 0;
 }
 
-/// If the node casts a leaf to the present autocast's type, returns the node that accumulates the leaf's gradient; else
-/// null.
+/// If autocast is on and caches casts, and the node casts a float leaf to autocast's type, returns the node that
+/// accumulates the leaf's gradient; else null.
 const autograd::AccumulateGrad* leaf_of_cast(const autograd::Node& node) {
   if (node.num_outputs() != 1 || !at::autocast::is_autocast_cache_enabled()) return nullptr;
   const auto* const leaf = dynamic_cast<const autograd::AccumulateGrad*>(node.next_edge(0).function.get());
@@ -402,7 +403,7 @@ class Recompute final : public autograd::Node {
 Tensors recompute(Block block, Tensors inputs, std::shared_ptr<torch::nn::Module> module) {
   if (!at::GradMode::is_enabled()) return block(inputs);
   std::vector<bool> trained;
-  // Saved before the block runs, so that a write of the block to them is noticed.
+  // The inputs are saved before the block runs, so that backward() notices if the block writes to them.
   std::vector<autograd::SavedVariable> saved;
   for (const auto& input : inputs) {
     trained.push_back(input.defined() && input.requires_grad());

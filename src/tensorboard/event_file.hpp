@@ -21,7 +21,7 @@
 
 namespace muster::detail::tensorboard {
 
-/// One event file. Added events are kept in memory until they are 64 KB, an event is added two seconds or more after
+/// One event file. Added events are kept in memory until they are 64 KiB, an event is added two seconds or more after
 /// the last write, or flush() is called. All functions but the destructor throw an Error (ExitCode::retry) if writing
 /// fails.
 class EventFile {
