@@ -20,8 +20,8 @@
 namespace muster::tool {
 namespace {
 
-/// Returns the summary of a folder that is a run. Returns none if it cannot be read, as another user's run may be, so
-/// that the other runs are still listed.
+/// Returns the summary of a folder that is a run; none for other folders. A folder that cannot be read, as another
+/// user's run may be, has the state "not readable", so that the other runs are still listed.
 std::optional<RunSummary> look_at(const std::filesystem::path& folder) {
   std::error_code ignored;
   try {

@@ -301,7 +301,7 @@ ExitCode examine_ranks(const detail::launch::StartedBy& start, const DoctorOptio
     watch.printed();
     return static_cast<ExitCode>(world.all_reduce(static_cast<std::int64_t>(code)));
   } catch (const Error& error) {
-    // The ranks do not answer each other any more. So each exits without finalising MPI, which would wait for the others.
+    // The ranks do not answer each other any more. So each rank exits without finalising MPI, which would wait for all.
     if (world.rank() == 0)
       finish(examination,
              {{may_pass,

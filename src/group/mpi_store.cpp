@@ -141,7 +141,7 @@ class MpiStore::Connection {
  private:
   using Announcement = std::array<std::int64_t, 2>;  // length of the request in bytes, and its tag
   static constexpr int announcement_tag = 0;
-  static constexpr int last_tag = 16383;  // for requests; answers use as many tags, and MPI guarantees 32767
+  static constexpr int last_tag = 16383;      // for requests; answers use as many tags, and MPI guarantees 32767
   static constexpr std::int64_t absent = -1;  // in place of an answer's length: no such key
 
   static bool is_done(Request& request) {

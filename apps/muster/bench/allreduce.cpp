@@ -101,7 +101,7 @@ Candidate candidate(const std::string& name, const Communicator& communicator, s
                     Reduction::Sum sum) {
   const auto reduction = std::make_shared<Reduction>(name, communicator, values, std::move(sum));
   const int wanted = repeats(values.size_bytes(), std::size_t{8} << 20, 500);
-  // If ranks share cores, a candidate may take a thousand times as long; measure one call first.
+  // If ranks share cores, a candidate may take a thousand times as long. So first measure how long one call takes.
   reduction->run(3);
   const double once = timed(communicator, [&] { reduction->run(3); }) / 3;
   const int count = std::clamp(static_cast<int>(longest_ms / once), 1, wanted);

@@ -17,7 +17,7 @@ struct Program {
   Command command;
 };
 
-/// Reads a time in milliseconds from a program's last line of output.
+/// Returns the time in milliseconds that a finished program has taken. The JSON is its last line of output.
 using Reading = std::function<double(const Finished&, const nlohmann::ordered_json&)>;
 
 /// In every round, runs each program once, one at a time. If a program fails, or takes more than its part of the

@@ -18,11 +18,12 @@ namespace {
 constexpr const char* shuffled_case = "shuffled";
 constexpr const char* sequential_case = "sequential";
 
-/// A pass reads at most this many decoded bytes. With the default of DatasetOptions::cache_bytes, that much is kept in
-/// memory.
+/// A pass reads at most about this many decoded bytes. With the default of DatasetOptions::cache_bytes, that much is
+/// kept in memory.
 constexpr std::int64_t most_bytes = std::int64_t{1} << 30;
 
-constexpr double least_round_ms = 100;  ///< one candidate takes at least this long in a round, by repeated passes
+constexpr double least_round_ms =
+    100;  ///< short passes are repeated, so that a candidate takes about this long in a round
 
 double ms_since(Clock::time_point begin) {
   return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();

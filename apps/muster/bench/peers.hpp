@@ -1,4 +1,4 @@
-// The programs other than muster that are compared: torch's launcher and Ray, in Python.
+// The peers in Python with which muster is compared: programs of torch's launcher, of mpirun with torch, and of Ray.
 #pragma once
 
 #include "alternate.hpp"
@@ -38,9 +38,9 @@ class Peers {
   std::unique_ptr<State> state_;
 };
 
-/// Adds torch's DDP to a row of `step`: over gloo, on one host with and without muster's malloc settings, and over
-/// muster. To a row of a program with its own loop, adds that program with these settings instead. A row without a peer
-/// gets a note.
+/// Adds torch's DDP to a row of `step`: over gloo (on one host with and without muster's malloc settings), and over
+/// muster. To a row of a program with its own loop, adds that program with muster's malloc settings instead. A row
+/// without a peer gets a note.
 void add_step_peers(Row& row, const Options& options, const Measurement& measurement);
 
 }  // namespace muster::bench

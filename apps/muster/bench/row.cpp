@@ -22,7 +22,7 @@ std::vector<double> ratios(const std::vector<double>& mine, const std::vector<do
   return result;
 }
 
-/// Returns the number with at least three digits.
+/// Returns the number as "123", "12.3", "1.23", "0.12" or "0.012".
 std::string digits(double value) {
   return detail::formatted(value >= 100 ? "%.0f" : value >= 10 ? "%.1f" : value >= 0.1 ? "%.2f" : "%.3f", value);
 }
@@ -105,7 +105,7 @@ std::string pass_text(const Row& row) {
 }
 
 std::string row_text(const Row& row, bool first) {
-  // Wide enough for the longest names in all benchmarks.
+  // Each row is printed as a table of its own, so its columns have least widths. Only a longer name shifts its columns.
   tool::Table table{
       {{"case", false, 15}, {"candidate", false, 16}, {"time", true, 8}, {"muster / it", true}, {"95% interval"}}, {}};
   for (const auto& [candidate, ms] : row.median_ms) {

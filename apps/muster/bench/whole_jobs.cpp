@@ -7,8 +7,8 @@
 namespace muster::bench {
 namespace {
 
-/// Returns the time in milliseconds from the job's begin, or from its SIGKILL, to the end of the step. The job prints
-/// both by the clock that all processes of a machine share.
+/// Returns the time in milliseconds from the job's begin, or from the SIGKILL of a rank if there was one, to the end of
+/// the step. The job prints the times by the clock that all processes of a machine share.
 double since_begin(const Finished& finished, const nlohmann::ordered_json& result) {
   const std::chrono::nanoseconds done(result.at("done_ns").get<std::int64_t>());
   const std::chrono::nanoseconds begin(
