@@ -80,7 +80,7 @@ std::string temporary_prefix(const std::filesystem::path& path) {
 }
 
 /// A hash of this host's name.
-std::uint32_t host_number() noexcept { return static_cast<std::uint32_t>(std::hash<std::string>()(host_name())); }
+std::uint32_t host_hash() noexcept { return static_cast<std::uint32_t>(std::hash<std::string>()(host_name())); }
 
 std::filesystem::path folder_of(const std::filesystem::path& path) {
   return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
@@ -93,8 +93,8 @@ ExitCode mkdir_error_code(int error) noexcept {
 }
 
 /// Throws the caught error again. If it has ExitCode::retry and names the temporary file, it names `path` instead.
-[[noreturn]] void fail_for(const std::filesystem::path& path, const std::filesystem::path& temporary,
-                           const Error& error) {
+[[noreturn]] void rethrow_for(const std::filesystem::path& path, const std::filesystem::path& temporary,
+                              const Error& error) {
   const std::string text = error.what(), name = printable(temporary.string()) + ": ";
   const auto at = text.find(name);
   if (at == std::string::npos || error.code() != ExitCode::retry) throw;
@@ -121,7 +121,7 @@ bool is_running(const std::string& process) noexcept {
 bool may_be_written(const std::filesystem::path& file, const std::string& numbers) {
   const auto dot = numbers.find('.');
   const bool has_host = std::ranges::count(numbers, '.') == 3;
-  if (!has_host || std::strtoul(numbers.c_str() + dot + 1, nullptr, 10) == host_number()) return is_running(numbers);
+  if (!has_host || std::strtoul(numbers.c_str() + dot + 1, nullptr, 10) == host_hash()) return is_running(numbers);
   std::error_code error;
   const auto written = std::filesystem::last_write_time(file, error);
   return error || std::filesystem::file_time_type::clock::now() - written < std::chrono::hours(24);
@@ -282,7 +282,7 @@ std::filesystem::path temporary_beside(std::filesystem::path path) {
   static const auto random = std::random_device{}();
   static std::atomic<int> count{0};
   const auto text = [](auto number) { return std::to_string(number); };
-  return path.replace_filename(temporary_prefix(path) + text(::getpid()) + "." + text(host_number()) + "." +
+  return path.replace_filename(temporary_prefix(path) + text(::getpid()) + "." + text(host_hash()) + "." +
                                text(random) + "." + text(count++));
 }
 
@@ -301,7 +301,7 @@ void write_file(const std::filesystem::path& path, const std::function<void(File
     rename_new(temporary, path);
   } catch (const Error& error) {
     ::unlink(temporary.c_str());
-    fail_for(path, temporary, error);
+    rethrow_for(path, temporary, error);
   } catch (...) {
     ::unlink(temporary.c_str());
     throw;

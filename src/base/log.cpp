@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::array<std::string_view, 6> names{"trace", "debug", "info", "warn", "error", "off"};
 
-spdlog::level::level_enum native(Level level) {
+spdlog::level::level_enum spdlog_level(Level level) {
   using enum spdlog::level::level_enum;
   return std::array{trace, debug, info, warn, err, off}[static_cast<std::size_t>(level)];
 }
@@ -72,8 +72,8 @@ void configure(int rank, Level level) {
   sinks().rank = rank;
   sinks().has_rank = true;
   sinks().level = level;
-  sinks().terminal->set_level(rank == 0 ? native(level) : spdlog::level::off);
-  sinks().logger->set_level(native(level));
+  sinks().terminal->set_level(rank == 0 ? spdlog_level(level) : spdlog::level::off);
+  sinks().logger->set_level(spdlog_level(level));
 }
 
 void configure_if_unset(int rank) {

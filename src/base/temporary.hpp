@@ -27,6 +27,6 @@ class MUSTER_INTERNAL_API TemporaryFolder {
 
 /// Sets HOME to /nonexistent for a user who has neither HOME nor an entry in passwd, because Open MPI would crash. Such
 /// users are common in containers with another user id. Call it before threads and other processes are started.
-MUSTER_INTERNAL_API void require_home() noexcept;
+MUSTER_INTERNAL_API void ensure_home() noexcept;
 
 }  // namespace muster::detail

@@ -17,11 +17,11 @@ namespace muster::detail::doctor {
 
 using Findings = std::vector<Finding>;
 /// Runs a program and returns its output; null if the program is not found, fails or takes too long.
-using Run = std::function<Json(const std::vector<std::string>&)>;
+using RunProgram = std::function<Json(const std::vector<std::string>&)>;
 
 /// Returns {"library": "Open MPI v4.1.4", "mpirun": {"path": …, "version": "mpirun (Open MPI) 4.1.4"} or null, "srun":
 /// bool}.
-Json look_at_mpi(const std::string& library, const Environment& environment, const Run& run);
+Json look_at_mpi(const std::string& library, const Environment& environment, const RunProgram& run);
 /// How MPI has started.
 struct MpiStart {
   std::string launcher = {};  ///< "mpirun", "srun" and others, as in Examination; empty without a launcher
@@ -71,7 +71,7 @@ Findings check_storage(const Json& facts);
 
 /// Returns {"config": Slurm's settings, {"KillWait": "30 sec", …}, or null, "job": this job's settings, or null,
 /// "in_job": bool, "end": SLURM_JOB_END_TIME or null}; null outside of a job if scontrol gives no answer.
-Json look_at_slurm(const Environment& environment, const Run& run);
+Json look_at_slurm(const Environment& environment, const RunProgram& run);
 Findings check_slurm(const Json& facts, std::chrono::system_clock::time_point now);
 
 /// Checks the facts that should be equal on all nodes. `nodes`: [{"host": …, "libtorch": …, "clock_s": …}].

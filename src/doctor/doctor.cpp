@@ -70,13 +70,13 @@ Findings check_node(const Json& node, const std::vector<Json>& ranks, int nodes,
 
 /// If a step does not end in time, for example because a file server does not answer, ends the process. On rank 0, it
 /// first prints what is known.
-class Watch {
+class StepWatchdog {
  public:
-  Watch(const Print& print, Examination examination, bool prints)
+  StepWatchdog(const Print& print, Examination examination, bool prints)
       : print_(print), examination_(std::move(examination)), prints_(prints) {}
-  Watch(const Watch&) = delete;
-  Watch& operator=(const Watch&) = delete;
-  ~Watch() {
+  StepWatchdog(const StepWatchdog&) = delete;
+  StepWatchdog& operator=(const StepWatchdog&) = delete;
+  ~StepWatchdog() {
     {
       const std::lock_guard lock(mutex_);
       over_ = true;
@@ -163,7 +163,7 @@ ExitCode examine_alone(const DoctorOptions& options, const Print& print) {
   detail::launch::undo_openmp_binding();
   auto network = look_at_network();
   Examination examination{.host = network.at("host"), .launcher = ""};
-  Watch watch(print, examination, true);
+  StepWatchdog watch(print, examination, true);
   watch.begin("starting MPI");
   const auto start = try_mpi_alone(options.start_mpi);
   watch.begin("trying the storage " + options.storage.string());
@@ -192,7 +192,7 @@ ExitCode report_separate_worlds(const detail::launch::SeparateWorlds& worlds, Ex
 }
 
 /// Makes the checks in which all ranks take part together. Returns the findings on rank 0.
-Findings look_together(const Communicator& world, const DoctorOptions& options, Watch& watch,
+Findings look_together(const Communicator& world, const DoctorOptions& options, StepWatchdog& watch,
                        Examination& examination) {
   const auto& topology = world.topology();
   watch.begin("the first messages between the ranks");
@@ -284,7 +284,7 @@ ExitCode examine_ranks(const detail::launch::StartedBy& start, const DoctorOptio
   const char* const here = environment("OMPI_COMM_WORLD_LOCAL_SIZE");
   const int nodes = here != nullptr && std::atoi(here) == start.processes ? 1 : 2;  // 2 stands for two or more
   add(if_it_hangs.findings, check_network(network, nodes), examination.host);
-  Watch watch(print, std::move(if_it_hangs), start.number == 0);
+  StepWatchdog watch(print, std::move(if_it_hangs), start.number == 0);
   watch.begin("starting MPI on all ranks");
   detail::log::configure(0, detail::log::Level::error);  // no warnings: the findings will say the same
   const detail::comm::MpiScope mpi;

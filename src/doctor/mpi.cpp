@@ -55,7 +55,7 @@ Findings check_launcher(const Json& facts, const std::string& library) {
 
 }  // namespace
 
-Json look_at_mpi(const std::string& library, const Environment& environment, const Run& run) {
+Json look_at_mpi(const std::string& library, const Environment& environment, const RunProgram& run) {
   Json facts{{"library", library}, {"mpirun", nullptr}, {"srun", !find_program("srun", environment("PATH")).empty()}};
   for (const auto& name : {launch::launcher_of(library), std::string("mpiexec")}) {
     const auto found = find_program(name, environment("PATH"));

@@ -36,7 +36,7 @@ std::string value(const Json& pairs, const char* key) {
 
 }  // namespace
 
-Json look_at_slurm(const Environment& environment, const Run& run) {
+Json look_at_slurm(const Environment& environment, const RunProgram& run) {
   const char* const job = environment("SLURM_JOB_ID");
   const auto config = run({"scontrol", "show", "config"});
   if (job == nullptr && config.is_null()) return nullptr;

@@ -36,14 +36,14 @@ bool poll_until(Ready&& ready, GivesUp&& gives_up) {
 }
 
 template <class Field>
-void append(Bytes& message, const Field& field) {
+void append_field(Bytes& message, const Field& field) {
   const std::uint64_t length = field.size();
   const auto* first = reinterpret_cast<const std::uint8_t*>(&length);
   message.insert(message.end(), first, first + sizeof length);
   message.insert(message.end(), field.begin(), field.end());
 }
 
-Bytes take(const Bytes& message, std::size_t& at) {
+Bytes take_field(const Bytes& message, std::size_t& at) {
   std::uint64_t length = 0;
   std::copy_n(message.begin() + static_cast<std::ptrdiff_t>(at), sizeof length,
               reinterpret_cast<std::uint8_t*>(&length));
@@ -55,18 +55,18 @@ Bytes take(const Bytes& message, std::size_t& at) {
 
 Bytes pack(const StoreRequest& store_request) {
   Bytes message{static_cast<std::uint8_t>(store_request.kind)};
-  append(message, store_request.key);
-  append(message, store_request.value);
-  append(message, store_request.expected);
+  append_field(message, store_request.key);
+  append_field(message, store_request.value);
+  append_field(message, store_request.expected);
   return message;
 }
 
 StoreRequest unpack(const Bytes& message) {
   std::size_t at = 1;
-  const auto key = take(message, at);
-  auto value = take(message, at);
+  const auto key = take_field(message, at);
+  auto value = take_field(message, at);
   return {static_cast<StoreRequest::Kind>(message[0]), std::string(key.begin(), key.end()), std::move(value),
-          take(message, at)};
+          take_field(message, at)};
 }
 
 }  // namespace

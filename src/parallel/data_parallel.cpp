@@ -44,7 +44,7 @@ c10::Device device_of(const torch::nn::Module& module) {
 }
 
 /// Makes a world for one DataParallel, so that its alarms and timeout do not affect other users of `ranks`. Collective.
-Communicator separate(const Communicator& ranks, const DataParallelOptions& options) {
+Communicator make_own_world(const Communicator& ranks, const DataParallelOptions& options) {
   constexpr auto doing = "preparing a model";
   comm::require_mpi(doing);
   std::optional<comm::ScopedTimeout> while_joining;
@@ -101,7 +101,7 @@ struct DataParallel::State {
 
 DataParallel::DataParallel(const Communicator& ranks, std::shared_ptr<torch::nn::Module> module,
                            const DataParallelOptions& options) {
-  state_ = std::make_unique<State>(separate(ranks, options));
+  state_ = std::make_unique<State>(make_own_world(ranks, options));
   const auto& own = state_->ranks;
   log::configure_if_unset(own.rank());
   const watch::ScopedCallName prepare("DataParallel");

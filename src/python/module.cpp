@@ -59,7 +59,7 @@ Process& process() {
 
 /// Ends the stores. With `all_come`, rank 0 first waits until all ranks have come here, since it answers their
 /// requests until then.
-void leave(bool all_come) noexcept try {
+void end_stores(bool all_come) noexcept try {
   for (const auto& world : std::exchange(process().worlds, {})) {
     if (!world->store) continue;
     if (all_come) {
@@ -76,7 +76,7 @@ void leave(bool all_come) noexcept try {
 /// launcher notices the failure and ends them. A child of fork() leaves MPI alone.
 void end(int exit_code, void*) noexcept {
   if (process().id != ::getpid() || comm::mpi_is_finalised()) return;
-  leave(exit_code == 0);
+  end_stores(exit_code == 0);
   if (exit_code == 0) comm::finalise_mpi(process().on_one_node);
 }
 
@@ -108,7 +108,7 @@ std::shared_ptr<World> make_world(Communicator ranks, milliseconds timeout) {
 c10::intrusive_ptr<c10d::Store> mpi_store(World& world, milliseconds timeout) {
   if (world.store) return world.store;
   static std::once_flag once;
-  std::call_once(once, [] { comm::call_before_finalize([] { leave(true); }); });
+  std::call_once(once, [] { comm::call_before_finalize([] { end_stores(true); }); });
   return world.store = c10::make_intrusive<MpiStore>(world.ranks.duplicate(), timeout);
 }
 

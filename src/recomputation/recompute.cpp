@@ -150,12 +150,12 @@ struct GradientExit {
 };
 
 /// One execution of a block, with its graph.
-class Run {
+class Execution {
  public:
   /// `casts`: for the second execution, the leaves whose casts the first one has shared with operations outside of the
   /// block.
-  Run(const Block& block, const Tensors& inputs, const std::vector<bool>& trained,
-      std::optional<std::set<const autograd::Node*>> casts = {})
+  Execution(const Block& block, const Tensors& inputs, const std::vector<bool>& trained,
+            std::optional<std::set<const autograd::Node*>> casts = {})
       : casts_(std::move(casts)) {
     const at::AutoGradMode grad(true);
     for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -292,7 +292,7 @@ class Recompute final : public autograd::Node {
 
   /// Takes over the exits of `run`, and returns the outputs without their history. The caller makes this node their
   /// grad_fn.
-  Tensors replace_graph(Run& run, const Tensors& inputs) {
+  Tensors replace_graph(Execution& run, const Tensors& inputs) {
     for (const auto& [exit, edges] : run.ends) {
       add_next_edge(exit.node ? *edges.front() : autograd::impl::gradient_edge(inputs[exit.number]));
       exits_.push_back(exit);
@@ -356,7 +356,7 @@ class Recompute final : public autograd::Node {
   }
 
  private:
-  Run run_again(const Tensors& inputs) const {
+  Execution run_again(const Tensors& inputs) const {
     std::set<const autograd::Node*> casts;
     for (const auto& exit : exits_)
       if (exit.is_cast) casts.insert(exit.node);
@@ -369,7 +369,7 @@ class Recompute final : public autograd::Node {
     return static_cast<std::size_t>(std::ranges::find(exits_, exit) - exits_.begin());
   }
 
-  void check(const Run& run) const {
+  void check(const Execution& run) const {
     const auto refuse = [](const std::string& fact) {
       throw Error(ExitCode::user_error, recomputing, fact,
                   "Let it depend only on its inputs, on parameters and on torch's default generators");
@@ -410,7 +410,7 @@ Tensors recompute(Block block, Tensors inputs, std::shared_ptr<torch::nn::Module
     saved.emplace_back(input.defined() && !input.is_leaf() ? input.detach() : input, false);
   }
   ComputeContext compute_context(std::move(module));
-  Run run(block, inputs, trained);
+  Execution run(block, inputs, trained);
   if (std::ranges::none_of(run.roots, [](const auto& root) { return root.is_valid(); })) return std::move(run.outputs);
   const auto node = c10::make_intrusive<Recompute>(std::move(block), std::move(saved), std::move(trained),
                                                    std::move(compute_context));

@@ -115,12 +115,12 @@ CLI::Validator plain_word() {
   return {check, ""};
 }
 
-struct System {
+struct BatchSystem {
   const char *command, *title, *submit, *queue_flag, *queue;
   std::string (*script)(const BatchOptions& options);
 };
 
-void add(CLI::App& app, const System& system) {
+void add(CLI::App& app, const BatchSystem& system) {
   struct Asked {
     BatchOptions options;
     std::string time, file;

@@ -7,7 +7,7 @@ namespace muster::bench {
 namespace {
 
 /// The timeout of a program if the case has none. torchrun is known to hang sometimes.
-constexpr std::chrono::seconds patience{300};
+constexpr std::chrono::seconds default_timeout{300};
 
 }  // namespace
 
@@ -26,7 +26,7 @@ Timings alternate(const std::vector<Program>& programs, const Measurement& measu
       const bool is_ours = name == ours || name == twin;
       const auto now = Clock::now();
       // Muster's own programs do not hang, so they may use all of the remaining time.
-      command.deadline = !end ? now + patience : is_ours ? *end : now + (*end - now) / left;
+      command.deadline = !end ? now + default_timeout : is_ours ? *end : now + (*end - now) / left;
       --left;
       measurement.show(name + ", " + timer.text());
       const auto finished = run(command);

@@ -54,12 +54,12 @@ std::string what_begins(const std::string& title, const Rounds& rounds) {
 
 /// Calls `measure` for each case, to fill in the case's row. Prints the row if it has enough rounds, even if the
 /// measurement then failed or was stopped. Throws an Error at the end if the machine was too noisy in some case.
-/// `speaks`: true on the one rank that prints.
-void measure_each(const Options& options, bool speaks, const std::function<void(Row&)>& measure) {
+/// `prints_rows`: true on the one rank that prints.
+void measure_each(const Options& options, bool prints_rows, const std::function<void(Row&)>& measure) {
   std::vector<std::string> noisy;
   {
     std::optional<RowWriter> out;
-    if (speaks) out.emplace(options.json);
+    if (prints_rows) out.emplace(options.json);
     for (const auto& name : options.cases) {
       Row row{.name = name};
       std::exception_ptr failure;

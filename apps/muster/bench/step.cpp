@@ -158,7 +158,7 @@ constexpr std::array<Way, 4> own_loop_prepared_ways{{{ours, with_own_loop<true>,
                                                      {twin, with_own_loop<true>, true},
                                                      {"mpi_each", with_mpi_each, true}}};
 
-[[noreturn]] void wrong(const StepCase& job, const std::string& fact) {
+[[noreturn]] void fail_check(const StepCase& job, const std::string& fact) {
   throw Error(ExitCode::user_error, detail::str("checking the weights of ", job.name), fact,
               "Do not use the figures of this run");
 }
@@ -168,7 +168,7 @@ void require_same_weights(const StepCase& job, const Way& way, const Training& t
   const auto theirs = reference.model().named_parameters();
   for (const auto& entry : mine)
     if (!entry.value().allclose(theirs[entry.key()], 1e-4, 1e-6))
-      wrong(job, entry.key() + " differs between " + ours + " and " + way.name + " after the first step");
+      fail_check(job, entry.key() + " differs between " + ours + " and " + way.name + " after the first step");
 }
 
 void require_same_on_all_ranks(const StepCase& job, const Way& way, const Training& training,
@@ -176,7 +176,7 @@ void require_same_on_all_ranks(const StepCase& job, const Way& way, const Traini
   for (const auto& entry : training.model().named_parameters()) {
     const auto values = entry.value().detach().contiguous();
     if (!same_on_all_ranks(communicator, std::as_bytes(std::span(values.data_ptr<float>(), values.numel()))))
-      wrong(job, entry.key() + " of " + way.name + " is not the same on all ranks after the last step");
+      fail_check(job, entry.key() + " of " + way.name + " is not the same on all ranks after the last step");
   }
 }
 
