@@ -109,7 +109,7 @@ muster::Dataset pieces(const std::string& text) {
   return muster::Dataset::from_tensors({{"text", as_tensor(text).unfold(0, context + 1, context / 2).contiguous()}});
 }
 
-/// Returns the line with its words in random order. The capital at the beginning and the punctuation at the end stay.
+/// Returns the line with its words in random order. It still begins with a capital and ends with the same punctuation.
 std::string shuffled(std::string line, std::mt19937& random) {
   std::string mark;
   while (!line.empty() && std::ispunct(line.back()) != 0) {

@@ -37,7 +37,7 @@ std::int64_t count_at(const Json& object, const std::string& key);
 /// The most important facts about a run.
 struct RunSummary {
   std::filesystem::path path;
-  std::string state = {};  ///< see state_of()
+  std::string state = {};  ///< what state_of() returns, such as "training"
   std::string epoch = {};  ///< "3/10", counted from 1; empty if unknown
   /// "val_loss 0.123": the best value of the score; without a score, the last value of the first metric
   std::string best = {};

@@ -56,7 +56,7 @@ void train(muster::Session& session, const muster::Config& config) {
       loss.add(l, batch.size());
     }
 
-    // 3. R² on the test set, from sums over all ranks: how many, Σy, Σy² and Σ(y − prediction)².
+    // 3. R² on the test set, from sums over all ranks: the number of samples, Σy, Σy² and Σ(y − prediction)².
     auto sums = torch::zeros({4}, torch::kDouble);
     {
       const auto evaluation = session.evaluation(net);

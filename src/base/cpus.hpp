@@ -13,8 +13,8 @@
 
 namespace muster::detail {
 
-/// A core, and all or some of its CPUs (hardware threads). The number is that of the core's first CPU, even if `cpus`
-/// lacks it.
+/// A core, and all or some of its CPUs (hardware threads). `number` is the number of the core's first CPU, even if
+/// `cpus` lacks that CPU.
 struct Core {
   int number = 0;
   std::vector<int> cpus;

@@ -35,7 +35,7 @@ inline void require_valid(bool holds, const std::string& fact) {
   if (!holds) throw InvalidOption("", fact);
 }
 
-/// Calls `read`, and adds `key` as a parent to the key of an InvalidOption.
+/// Calls `read`. If it throws an InvalidOption, adds `key` as a parent to the key in it.
 template <class Read>
 void with_parent_key(const std::string& key, const Read& read) {
   try {

@@ -39,7 +39,7 @@ inline std::size_t character_count(std::string_view text) {
 /// Returns `text` if it has at most `characters` characters. Otherwise cuts it and adds "…", so that it has that many.
 inline std::string shortened(std::string text, std::size_t characters) {
   if (character_count(text) <= characters) return text;
-  while (character_count(text) >= characters && !text.empty()) text.pop_back();  // ends before a character's 1st byte
+  while (character_count(text) >= characters && !text.empty()) text.pop_back();  // removes whole characters
   return text + "…";
 }
 

@@ -18,7 +18,7 @@ inline constexpr const char* rank_process_variable = "MUSTER_RANK_PROCESS";
 inline constexpr std::string_view message_prefix = "\x1emuster ";
 inline constexpr std::string_view message_loaded = "loaded";      ///< the library is loaded, in a rank or its child
 inline constexpr std::string_view message_starting = "starting";  ///< this rank initialises MPI
-inline constexpr std::string_view message_leaving = "leaving";    ///< this rank ends the job; the text: exit code
+inline constexpr std::string_view message_leaving = "leaving";    ///< this rank ends the job; the text is the exit code
 /// "RANK CODE HOST": this rank itself exits with a code other than 0. Not sent under srun, which reports exit codes.
 inline constexpr std::string_view message_exit = "exit";
 inline constexpr std::string_view message_silent = "silent";  ///< no rank answers on the host that the text names

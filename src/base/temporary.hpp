@@ -14,7 +14,7 @@ MUSTER_INTERNAL_API std::filesystem::path temporary_parent();
 /// A new folder; the destructor removes it with everything in it.
 class MUSTER_INTERNAL_API TemporaryFolder {
  public:
-  /// Its name begins with `prefix`. Throws an Error (ExitCode::retry) if it cannot be made.
+  /// Makes a folder in `parent` whose name begins with `prefix`. Throws an Error (ExitCode::retry) if that fails.
   explicit TemporaryFolder(const std::string& prefix, const std::filesystem::path& parent = temporary_parent());
   TemporaryFolder(const TemporaryFolder&) = delete;
   TemporaryFolder& operator=(const TemporaryFolder&) = delete;

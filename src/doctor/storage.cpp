@@ -105,7 +105,7 @@ void try_speed(const fs::path& folder, Json& facts, FailedCalls& failed_calls) {
   const auto path = folder / "large";
   Descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (!failed_calls.worked("creating a file", file.number())) return;
-  ::unlink(path.c_str());  // so that nothing is left if this process is killed
+  ::unlink(path.c_str());  // so that the file is not left if this process is killed
   const std::unique_ptr<std::byte, decltype(&std::free)> chunk(
       static_cast<std::byte*>(std::aligned_alloc(4096, chunk_bytes)), std::free);
   if (chunk == nullptr) return;

@@ -45,8 +45,8 @@ class MpiBackend final : public c10d::Backend {
 
   bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
   /// Returns a vector of `size` elements on the device of `options`. On the CPU, the default, it lies, if possible, in
-  /// memory that the ranks of a node share, so all-reduces of it within the node need no copy; there it is collective,
-  /// unlike torch's.
+  /// memory that the ranks of a node share, so all-reduces of it within the node need no copy. For the CPU the call is
+  /// collective, unlike torch's.
   at::Tensor allocateTensor(long size, at::TensorOptions options = {}) override;
 
   Started broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;

@@ -79,8 +79,8 @@ struct DataParallel::State {
   const Communicator ranks;
   const std::shared_ptr<step::Steps> steps = std::make_shared<step::Steps>();
   const std::shared_ptr<int> no_sync_depth = std::make_shared<int>(0);
-  const int exceptions = std::uncaught_exceptions();                   ///< uncaught exceptions when this was made
-  std::vector<std::shared_ptr<gradients::PreparedModel>> models = {};  ///< has exactly one model
+  const int exceptions = std::uncaught_exceptions();  ///< number of uncaught exceptions when this was made
+  std::vector<std::shared_ptr<gradients::PreparedModel>> models = {};  ///< one model; Join and optimizers take a list
 
   /// Returns the absolute path. Throws an Error if it is empty or the ranks name different folders. Collective.
   std::filesystem::path folder(const std::filesystem::path& given) const {

@@ -53,8 +53,9 @@ class ComputeContext {
  public:
   /// Records the present state. `module` may be null.
   explicit ComputeContext(std::shared_ptr<torch::nn::Module> module) : module_(std::move(module)) {
+    // Parents come before their children, since train() of a parent also changes its children.
     if (module_)
-      for (const auto& part : module_->modules()) modes_.emplace_back(part, part->is_training());  // parents first
+      for (const auto& part : module_->modules()) modes_.emplace_back(part, part->is_training());
     take(at::kCPU);
     for (c10::DeviceIndex gpu = 0; at::hasCUDA() && gpu < c10::impl::VirtualGuardImpl(at::kCUDA).deviceCount(); ++gpu)
       if (at::detail::getCUDAHooks().hasPrimaryContext(gpu)) take({at::kCUDA, gpu});
@@ -144,7 +145,7 @@ bool is_cached(const autograd::Node& cast, const at::Tensor& leaf) {
 /// tensor, or one of the block's inputs.
 struct GradientExit {
   const autograd::Node* node = nullptr;  ///< null for an input; for a shared cast, the node of its parameter
-  std::uint32_t number = 0;              ///< index of the gradient at the node, or of the input
+  std::uint32_t number = 0;              ///< which of the node's gradients it is; for an input, its index
   bool is_cast = false;                  ///< true for the shared cast of a parameter
   auto operator<=>(const GradientExit&) const = default;
 };

@@ -6,7 +6,7 @@
 namespace muster::bench {
 namespace {
 
-/// The timeout of a program if the case has none. torchrun is known to hang sometimes.
+/// The timeout of a program if the case has no time limit. torchrun is known to hang sometimes.
 constexpr std::chrono::seconds default_timeout{300};
 
 }  // namespace

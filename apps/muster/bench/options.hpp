@@ -1,4 +1,5 @@
-// The command line of `muster bench`. The tool muster adds it to its own command line, for completion.
+// The command line of `muster bench`. Besides muster-bench, the program muster has it, too, for its help and
+// completion.
 #pragma once
 
 #include <CLI/CLI.hpp>

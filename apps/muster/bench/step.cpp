@@ -131,7 +131,7 @@ Training with_mpi(Session& session, const StepCase& job) {
 struct Way {
   const char* name;
   Training (*make)(Session&, const StepCase&);
-  bool averages;  ///< true if it averages in full precision; after a step all such ways must have equal weights
+  bool averages;  ///< true if it averages in full precision, so that after the first step it has the weights of `ours`
 };
 
 constexpr std::array<Way, 7> ways{{{ours, with_muster, true},

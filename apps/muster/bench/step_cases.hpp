@@ -22,8 +22,8 @@ inline constexpr std::array<StepCase, 6> step_cases{{{"mlp batch 64", "mlp", 64}
                                                      {"cnn", "cnn", 64},
                                                      {"resnet18", "resnet18", 64}}};
 
-/// The cases for a program with a loop of its own, with a plain optimizer or a prepared one. It trains the model of the
-/// step case own_loop_base_case with that batch size.
+/// The cases for a program with a loop of its own, with a plain optimizer or a prepared one. The program has the model
+/// and the batch size of own_loop_base_case, one of step_cases.
 inline constexpr const char* own_loop_case = "own loop";
 inline constexpr const char* own_loop_prepared_case = "own loop prepared";
 inline constexpr const char* own_loop_base_case = "mlp50 batch 64";
