@@ -32,7 +32,7 @@ class SplitOffMaterial final : public muster::Preprocessor {
 };
 
 void train(muster::Session& session, const muster::Config& config) {
-  // 1. A perceptron of five numbers and four materials.
+  // 1. A perceptron, which takes five numbers and the material as one of four (one-hot).
   const auto width = config.at("width").get<std::int64_t>();
   auto net = session.prepare_model(
       nn::Sequential(nn::Linear(5 + 4, width), nn::ReLU(), nn::Linear(width, width), nn::ReLU(), nn::Linear(width, 1)));

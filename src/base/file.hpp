@@ -62,8 +62,8 @@ class MUSTER_INTERNAL_API File {
   int descriptor_ = -1;
 };
 
-/// The exit code for the errno of a failed open or read: data if nothing is at the path, or something other than a
-/// file; retry for all others (EIO, ESTALE, EMFILE, EACCES …).
+/// The exit code for the errno of a failed open or read: data if the path is at fault (nothing or no file is there, a
+/// loop of links, too long a name); retry for all others (EIO, ESTALE, EMFILE, EACCES …).
 ExitCode read_error_code(int error) noexcept;
 /// What to do about the errno of a failed open, read or write; empty if the error's text says enough.
 const char* remedy_of(int error) noexcept;

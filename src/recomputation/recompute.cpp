@@ -56,9 +56,9 @@ class ComputeContext {
     // Parents come before their children, since train() of a parent also changes its children.
     if (module_)
       for (const auto& part : module_->modules()) modes_.emplace_back(part, part->is_training());
-    take(at::kCPU);
+    record_generator(at::kCPU);
     for (c10::DeviceIndex gpu = 0; at::hasCUDA() && gpu < c10::impl::VirtualGuardImpl(at::kCUDA).deviceCount(); ++gpu)
-      if (at::detail::getCUDAHooks().hasPrimaryContext(gpu)) take({at::kCUDA, gpu});
+      if (at::detail::getCUDAHooks().hasPrimaryContext(gpu)) record_generator({at::kCUDA, gpu});
     caches_casts_ = at::autocast::is_autocast_cache_enabled();
     for (const auto type : {at::kCPU, at::kCUDA})
       casts_.push_back({type, at::autocast::is_autocast_enabled(type), at::autocast::get_autocast_dtype(type)});
@@ -87,7 +87,7 @@ class ComputeContext {
     at::ScalarType dtype;
   };
 
-  void take(at::Device device) {
+  void record_generator(at::Device device) {
     auto generator = at::globalContext().defaultGenerator(device);
     const std::lock_guard lock(generator.mutex());
     generators_.emplace_back(generator, generator.get_state());
@@ -135,7 +135,7 @@ const autograd::AccumulateGrad* leaf_of_cast(const autograd::Node& node) {
   return leaf->variable.scalar_type() == at::kFloat && node.input_metadata(0).dtype() == type ? leaf : nullptr;
 }
 
-/// True if autocast's cache has the result of this cast of a leaf.
+/// True if autocast's cache has the result of this cast of a leaf. If the cache has none, the leaf is cast once more.
 bool is_cached(const autograd::Node& cast, const at::Tensor& leaf) {
   const auto device = leaf.device().type();
   return at::autocast::cached_cast(at::autocast::get_autocast_dtype(device), leaf, device).grad_fn().get() == &cast;
@@ -155,13 +155,13 @@ class Execution {
  public:
   /// `casts`: for the second execution, the leaves whose casts the first one has shared with operations outside of the
   /// block.
-  Execution(const Block& block, const Tensors& inputs, const std::vector<bool>& trained,
+  Execution(const Block& block, const Tensors& inputs, const std::vector<bool>& needs_gradient,
             std::optional<std::set<const autograd::Node*>> casts = {})
       : casts_(std::move(casts)) {
     const at::AutoGradMode grad(true);
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       leaves_.push_back(detached(inputs[i]));
-      if (!trained[i] || leaves_[i].requires_grad()) continue;
+      if (!needs_gradient[i] || leaves_[i].requires_grad()) continue;
       leaves_[i].set_requires_grad(true);
       input_of_[autograd::impl::gradient_edge(leaves_[i]).function] = static_cast<std::uint32_t>(i);
     }
@@ -284,11 +284,11 @@ class BufferGuard {
 
 class Recompute final : public autograd::Node {
  public:
-  Recompute(Block block, std::vector<autograd::SavedVariable> inputs, std::vector<bool> trained,
+  Recompute(Block block, std::vector<autograd::SavedVariable> inputs, std::vector<bool> needs_gradient,
             ComputeContext compute_context)
       : block_(std::move(block)),
         inputs_(std::move(inputs)),
-        trained_(std::move(trained)),
+        needs_gradient_(std::move(needs_gradient)),
         compute_context_(std::move(compute_context)) {}
 
   /// Takes over the exits of `run`, and returns the outputs without their history. The caller makes this node their
@@ -362,7 +362,7 @@ class Recompute final : public autograd::Node {
     for (const auto& exit : exits_)
       if (exit.is_cast) casts.insert(exit.node);
     const ScopedComputeContext inside(compute_context_);
-    return {block_, inputs, trained_, std::move(casts)};
+    return {block_, inputs, needs_gradient_, std::move(casts)};
   }
 
   /// Returns the index of the exit among this node's gradients; the number of gradients if the exit is not among them.
@@ -377,22 +377,22 @@ class Recompute final : public autograd::Node {
     };
     if (run.outputs.size() != shapes_.size())
       refuse(str("it has made ", run.outputs.size(), " tensors, but ", shapes_.size(), " in the forward pass"));
-    std::size_t trained = 0;
+    std::size_t num_roots = 0;
     for (std::size_t i = 0; i < shapes_.size(); ++i) {
-      trained += run.roots[i].is_valid();
+      num_roots += run.roots[i].is_valid();
       const auto& output = run.outputs[i];
       if (output.defined() && output.sizes() != at::IntArrayRef(shapes_[i]))
         refuse(c10::str("it has made ", output.sizes(), ", but ", at::IntArrayRef(shapes_[i]), " in the forward pass"));
     }
     const bool known =
         std::ranges::all_of(run.ends, [&](const auto& end) { return index_of(end.exit) < exits_.size(); });
-    if (trained != num_inputs() || !known || run.ends.size() != exits_.size())
+    if (num_roots != num_inputs() || !known || run.ends.size() != exits_.size())
       refuse("its results depend on other tensors than in the forward pass");
   }
 
   Block block_;
   std::vector<autograd::SavedVariable> inputs_;
-  std::vector<bool> trained_;  ///< [inputs], true if the input needs a gradient
+  std::vector<bool> needs_gradient_;  ///< [inputs], true if the input needs a gradient
   ComputeContext compute_context_;
   std::vector<GradientExit> exits_;    ///< in the order of this node's edges
   std::vector<std::uint32_t> writes_;  ///< [exits], how often the leaf had been written to when the forward pass ran
@@ -403,17 +403,17 @@ class Recompute final : public autograd::Node {
 
 Tensors recompute(Block block, Tensors inputs, std::shared_ptr<torch::nn::Module> module) {
   if (!at::GradMode::is_enabled()) return block(inputs);
-  std::vector<bool> trained;
+  std::vector<bool> needs_gradient;
   // The inputs are saved before the block runs, so that backward() notices if the block writes to them.
   std::vector<autograd::SavedVariable> saved;
   for (const auto& input : inputs) {
-    trained.push_back(input.defined() && input.requires_grad());
+    needs_gradient.push_back(input.defined() && input.requires_grad());
     saved.emplace_back(input.defined() && !input.is_leaf() ? input.detach() : input, false);
   }
   ComputeContext compute_context(std::move(module));
-  Execution run(block, inputs, trained);
+  Execution run(block, inputs, needs_gradient);
   if (std::ranges::none_of(run.roots, [](const auto& root) { return root.is_valid(); })) return std::move(run.outputs);
-  const auto node = c10::make_intrusive<Recompute>(std::move(block), std::move(saved), std::move(trained),
+  const auto node = c10::make_intrusive<Recompute>(std::move(block), std::move(saved), std::move(needs_gradient),
                                                    std::move(compute_context));
   auto outputs = node->replace_graph(run, inputs);
   for (std::size_t i = 0; i < outputs.size(); ++i)

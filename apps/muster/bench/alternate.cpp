@@ -11,7 +11,7 @@ constexpr std::chrono::seconds default_timeout{300};
 
 }  // namespace
 
-Timings alternate(const std::vector<Program>& programs, const Measurement& measurement, const Reading& read) {
+Timings alternate(const std::vector<Program>& programs, const Measurement& measurement, const ReadTime& read) {
   Timings timings;
   for (const auto& program : programs) timings.candidates.push_back(program.name);
   timings.ms.resize(programs.size());

@@ -167,7 +167,7 @@ void add_checkpoint_peers(Row& row, const Options& options, const Measurement& m
                                    {name, folder.path().string(), std::to_string(megabytes), std::to_string(tensors)}))
       programs.push_back(std::move(*peer));
   if (programs.size() == 1) {
-    row.notes.push_back(Peers::missing(saves ? "torch_save, dcp" : "torch_load", "torch", "torch"));
+    row.notes.push_back(Peers::note_of_missing(saves ? "torch_save, dcp" : "torch_load", "torch", "torch"));
     return;
   }
   add_peers(row, alternate(programs, measurement,

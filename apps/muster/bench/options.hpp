@@ -1,5 +1,4 @@
-// The command line of `muster bench`. Besides muster-bench, the program muster has it, too, for its help and
-// completion.
+// The command line of `muster bench`. Not only muster-bench has it, but also muster, for its help and completion.
 #pragma once
 
 #include <CLI/CLI.hpp>

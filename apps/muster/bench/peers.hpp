@@ -31,7 +31,7 @@ class Peers {
   /// Returns the job with this name under Ray Train; none if no Python with Ray is found.
   std::optional<Program> ray_train(const std::string& job, int ranks) const;
   /// Returns a note "NAMES: left out, …" that says how to install the Python module.
-  static std::string missing(const std::string& names, const std::string& module, const std::string& packages);
+  static std::string note_of_missing(const std::string& names, const std::string& module, const std::string& packages);
 
  private:
   struct State;

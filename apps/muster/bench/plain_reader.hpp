@@ -14,7 +14,7 @@ namespace muster::bench {
 struct DatasetPlan {
   std::string path;  ///< "FILE.h5[:/group]"
   Schema columns;
-  std::vector<std::int64_t> offsets = {};  ///< of the columns in the file; empty unless all columns are contiguous
+  std::vector<std::int64_t> offsets = {};  ///< where each column begins, in bytes; empty unless all are contiguous
   std::int64_t count = 0;                  ///< number of samples in the dataset
   std::int64_t samples = 0;                ///< number of samples that a pass reads
   std::int64_t batch = 0;
