@@ -26,7 +26,7 @@ namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t speed_bytes = std::size_t{64} << 20, chunk_bytes = std::size_t{4} << 20;
-constexpr std::chrono::seconds speed_limit{3};
+constexpr std::chrono::seconds speed_test_time{3};
 constexpr double little_space = 1e9, no_space = 100e6, few_inodes = 1000, slow = 20e6;
 
 /// Returns the name of a file system's type, by its magic number (statfs(2)); empty if it is not known here.
@@ -115,7 +115,7 @@ void try_speed(const fs::path& folder, Json& facts, FailedCalls& failed_calls) {
   bool direct = ::fcntl(file.number(), F_SETFL, flags | O_DIRECT) == 0;
   const auto begin = Clock::now();
   std::size_t written = 0;
-  while (written < speed_bytes && Clock::now() - begin < speed_limit) {
+  while (written < speed_bytes && Clock::now() - begin < speed_test_time) {
     const auto count = ::pwrite(file.number(), chunk.get(), chunk_bytes, static_cast<off_t>(written));
     if (count < 0 && errno == EINTR) continue;
     if (count < 0 && errno == EINVAL && direct) {

@@ -83,7 +83,8 @@ class Work final : public c10d::Work {
   /// Frees the memory, and completes the Work and its future.
   void end();
   void fail(std::exception_ptr failure);
-  bool advances_in_background();
+  /// Has a thread advance this operation. False if there is no such thread, as below MPI_THREAD_MULTIPLE.
+  bool start_in_background();
   bool has_future() const;
   comm::Request* pending_part();
   std::string waiting() const { return std::string("waiting for ") + options_.title; }

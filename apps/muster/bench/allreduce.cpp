@@ -119,7 +119,7 @@ void sum_with_mpi(std::span<float> values) {
     throw Error(ExitCode::retry, "running MPI_Allreduce", detail::str("it ended with error ", error));
 }
 
-Candidate copy(std::span<float> from, std::span<float> to) {
+Candidate memcpy_candidate(std::span<float> from, std::span<float> to) {
   const int count = repeats(from.size_bytes(), std::size_t{64} << 20, 20000);
   return {.name = "memcpy", .operations = count, .run = [=] {
             for (int i = 0; i < count; ++i) {
@@ -141,7 +141,7 @@ Row measure_size(Launch& launch, const std::string& name, const Options&, const 
       candidate("mpi", communicator, first, sum_with_mpi),
       candidate("muster_private", communicator, first, sum),
       candidate(twin, communicator, shared, sum),
-      copy(first, second),
+      memcpy_candidate(first, second),
   };
   return make_row(name, measure(communicator, candidates, measurement));
 }

@@ -22,7 +22,7 @@ constexpr const char* sequential_case = "sequential";
 /// kept in memory.
 constexpr std::int64_t most_bytes = std::int64_t{1} << 30;
 
-constexpr double least_round_ms =
+constexpr double wanted_round_ms =
     100;  ///< short passes are repeated, so that a candidate takes about this long in a round
 
 double ms_since(Clock::time_point begin) {
@@ -116,7 +116,7 @@ Row measure_passes(Launch& launch, const std::string& name, const Options& optio
   plain();
   muster();
   const double pass_ms = muster();
-  const auto passes = static_cast<int>(std::clamp(least_round_ms / pass_ms, 1.0, 50.0));
+  const auto passes = static_cast<int>(std::clamp(wanted_round_ms / pass_ms, 1.0, 50.0));
   first_batch_ms.clear();
   auto rounds = measurement.rounds;
   // Leave time for waiting_share(), whose passes compute as long as they read.

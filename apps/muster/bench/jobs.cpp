@@ -109,7 +109,7 @@ void time_own_loop(bool prepared, int steps) {
 }
 
 /// The least that a job of this program does: it starts MPI. libtorch is loaded, since the program is linked with it.
-void load() {
+void start_mpi_only() {
   int rank = 0;
   MPI_Init(nullptr, nullptr);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -121,7 +121,7 @@ void load() {
 }  // namespace
 
 void run_job(const std::string& name, const std::vector<std::string>& arguments) {
-  if (name == "load") return load();
+  if (name == "load") return start_mpi_only();
   if (name == "own-loop" && arguments.size() == 2)
     return time_own_loop(arguments[0] == own_loop_prepared_case, std::stoi(arguments[1]));
   run_in_launch([&](Launch& launch) {
