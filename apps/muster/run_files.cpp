@@ -30,7 +30,7 @@ constexpr std::int64_t max_start_s = 600;
 /// Longer names of metrics are shortened in a table.
 constexpr std::size_t max_metric_name = 24;
 
-/// Leaves out values that are nested so deeply that printing them would overflow the stack.
+/// For Json::parse(): leaves out values that are nested so deeply that printing them would overflow the stack.
 bool is_shallow(int depth, Json::parse_event_t, const Json&) { return depth < 256; }
 
 /// Opens a file for reading. If there is no such file, returns a stream that is not open. Throws an Error

@@ -31,7 +31,7 @@ using Print = std::function<void(const Examination&)>;
 using enum Finding::Severity;
 
 constexpr std::chrono::seconds program_timeout{5}, mpi_timeout{20}, step_timeout{60};
-/// How long another rank that has failed waits before it ends the job, so that rank 0 can print the result first.
+/// How much longer than rank 0 the other ranks wait before they end the job, so that rank 0 can print the result first.
 constexpr std::chrono::seconds rank_0_prints{5};
 
 const char* environment(const char* name) { return std::getenv(name); }

@@ -29,7 +29,7 @@ Json chosen_in(const std::filesystem::path& file) {
   return line.substr(begin + 1, end - begin - 1);
 }
 
-/// Returns why no segment of shared memory can be made in this folder; empty if one can.
+/// Returns why no segment of shared memory can be made in this folder; empty if one can, or if only space is missing.
 std::string try_segment(const std::filesystem::path& folder) {
   auto name = (folder / "muster-doctor-XXXXXX").string();
   const int file = ::mkostemp(name.data(), O_CLOEXEC);

@@ -24,10 +24,11 @@ namespace muster::detail::group {
 ///
 /// Any dense tensor can be used: one that is not contiguous, or on a GPU, is copied in and back. Inputs are not
 /// written; reduce() writes its tensor only on the root. If c10d takes a list of tensors (allgather, gather, scatter,
-/// reduce_scatter, alltoall), their sizes may differ from rank to rank. Half and bfloat16 are reduced in float: a node
-/// rounds once, MPI after each two operands. Averages of them are sent as float and rounded once, since the sum may be
-/// too large for the type. allreduce() sums and averages sparse tensors, too. For anything unsupported, the starting
-/// call throws an Error (ExitCode::usage) before anything is sent or written.
+/// reduce_scatter, alltoall), their sizes may differ from rank to rank. Half and bfloat16 are reduced in float: in a
+/// node's memory all ranks' values at once, with one rounding; by MPI two values at a time, with a rounding each time.
+/// Averages of them are sent as float and rounded once, since the sum may be too large for the type. allreduce() sums
+/// and averages sparse tensors, too. For anything unsupported, the starting call throws an Error (ExitCode::usage)
+/// before anything is sent or written.
 class MpiBackend final : public c10d::Backend {
  public:
   using Tensors = std::vector<at::Tensor>;

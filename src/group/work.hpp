@@ -30,8 +30,8 @@ namespace muster::detail::group {
 /// but does not end the operation: it may be waited for again.
 ///
 /// In a group of torch.distributed (torch_backend.hpp), a thread also advances the operation if MPI allows several
-/// threads, as long as the program holds the Work or a future of it. Its calls are thread-safe, and its failures are
-/// c10::DistBackendError. A future ends with that error once the operation has exceeded its timeout.
+/// threads, as long as the program holds the Work or a future of it. Calls on the Work are thread-safe. A failure is a
+/// c10::DistBackendError. A future ends with such an error once the operation has exceeded its timeout.
 class Work final : public c10d::Work {
  public:
   struct Options {

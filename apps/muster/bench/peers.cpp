@@ -41,7 +41,7 @@ void add_own_loop_with_malloc(Row& row, int ranks, const std::string& steps, con
 }  // namespace
 
 struct Peers::State {
-  std::string hosts;  ///< see Peers()
+  std::string hosts;  ///< the hosts of the ranks, as mpirun takes them; empty for this host
   detail::TemporaryFolder scratch{"muster-bench-",
                                   hosts.empty() ? detail::temporary_parent() : std::filesystem::current_path()};
   std::optional<std::string> torch_python = {};

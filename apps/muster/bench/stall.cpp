@@ -47,7 +47,7 @@ class Memcpy {
   std::vector<char> from_, to_;
 };
 
-/// Makes two reports; the second one waits for the first. Returns the run's folder.
+/// Makes two reports; the second one waits for the save of the first one. Returns the run's folder.
 std::filesystem::path warm_up(Session& session, const std::function<void()>& report) {
   report();
   report();
