@@ -58,7 +58,7 @@ class Block : public nn::Module {
   std::int64_t heads;
 };
 
-/// Turns characters [N, length] into features [N, length, width]. A feature depends on the text up to its character.
+/// Turns characters [N, length] into features [N, length, width]. A feature depends on its character and those before.
 class BodyImpl : public nn::Module {
  public:
   BodyImpl(std::int64_t width, std::int64_t layers, std::int64_t heads)
@@ -104,12 +104,12 @@ torch::Tensor as_tensor(const std::string& text) {
   return torch::tensor(std::vector<std::uint8_t>(text.begin(), text.end()), torch::kUInt8);
 }
 
-/// Cuts the text into pieces, each one character longer than the context; each overlaps half of the previous one.
+/// Cuts the text into pieces that begin every half context. Each is one character longer than the context.
 muster::Dataset pieces(const std::string& text) {
   return muster::Dataset::from_tensors({{"text", as_tensor(text).unfold(0, context + 1, context / 2).contiguous()}});
 }
 
-/// Returns the line with its words in random order. The capital at the beginning and the punctuation at the end stay.
+/// Returns the line with its words in random order. It still begins with a capital and ends with the same punctuation.
 std::string shuffled(std::string line, std::mt19937& random) {
   std::string mark;
   while (!line.empty() && std::ispunct(line.back()) != 0) {
@@ -231,7 +231,7 @@ void classify(muster::Session& session, const muster::Config& config) {
   }
 }
 
-/// Returns the first nine tenths of the sonnets, and the last tenth.
+/// Returns about the first nine tenths of the text, up to the end of a sonnet, and the rest.
 std::pair<std::string, std::string> read_sonnets() {
   std::ifstream file(example::data("char_transformer", "sonnets.txt"));
   const std::string text{std::istreambuf_iterator<char>(file), {}};

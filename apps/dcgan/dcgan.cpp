@@ -43,7 +43,7 @@ nn::Sequential make_discriminator(std::int64_t width) {
                         leaky(), down(2 * width, 1, 7, 1), nn::Flatten(nn::FlattenOptions().start_dim(0)));
 }
 
-/// Sets the initial weights as in the paper.
+/// Sets the weights of all convolutions as Radford, Metz and Chintala do: normal, with standard deviation 0.02.
 void initialize(nn::Module& module) {
   const torch::NoGradGuard no_grad;
   for (const auto& parameter : module.named_parameters())
@@ -55,7 +55,7 @@ torch::Tensor loss_of(const torch::Tensor& logits, bool real) {
   return torch::binary_cross_entropy_with_logits(logits, torch::full_like(logits, real ? 1.0 : 0.0));
 }
 
-/// Joins pictures [64, 1, 28, 28] into one grey picture, 8 × 8.
+/// Writes pictures [64, 1, 28, 28] as one grey picture, a grid of 8 × 8.
 void write_png(const std::filesystem::path& path, const torch::Tensor& pictures) {
   std::filesystem::create_directories(path.parent_path());
   const auto grid =

@@ -20,7 +20,7 @@ void train(muster::Session& session, const muster::Config& config) {
   auto optimizer = session.prepare_optimizer(torch::optim::Adam(net->parameters(), config.at("lr").get<double>()));
   torch::optim::StepLR scheduler(optimizer, std::max(1U, config.at("epochs").get<unsigned>() * 2 / 3),
                                  config.at("lr_decay").get<double>());
-  scheduler.step();  // the first call changes nothing; in Python, the constructor makes it
+  scheduler.step();  // the first call changes nothing; in Python, the constructor of StepLR makes it
   muster::Mean loss;
   auto state = session.state({{"model", net}, {"optimizer", optimizer}, {"scheduler", scheduler}, {"loss", loss}});
   state.restore();

@@ -38,10 +38,10 @@ std::string train(muster::Session& session, const muster::Config& config) {
   const auto epochs = config.at("epochs").get<std::int64_t>();
   torch::optim::StepLR scheduler(optimizer, static_cast<unsigned>(std::max<std::int64_t>(1, epochs * 2 / 3)),
                                  config.at("lr_decay").get<double>());
-  scheduler.step();  // the first call changes nothing; in Python, the constructor makes it
+  scheduler.step();  // the first call changes nothing; in Python, the constructor of StepLR makes it
 
-  // 2. The state to save and restore. It always includes the epoch, the position in the data and the random state. The
-  //    means belong to it since a run may be stopped in the middle of an epoch.
+  // 2. The state to save and restore. It always includes the epoch, the position in the data and the random state. It
+  //    also includes the means here, since a run may be stopped in the middle of an epoch.
   muster::Mean loss, accuracy;
   auto state = session.state(
       {{"model", net}, {"optimizer", optimizer}, {"scheduler", scheduler}, {"loss", loss}, {"accuracy", accuracy}});

@@ -12,8 +12,8 @@ void train(muster::Session& session, const muster::Config& config) {
       torch::nn::Sequential(torch::nn::Linear(1, 32), torch::nn::ReLU(), torch::nn::Linear(32, 1)));
   torch::optim::Adam optimizer(net->parameters(), config.at("lr").get<double>());
 
-  // 2. The state to save. It is restored when the program is started again with the same --name. The loss belongs to it
-  //    since a run may be stopped in the middle of an epoch.
+  // 2. The state to save. It is restored when the program is started again with the same --name. The state includes the
+  //    loss, since a run may be stopped in the middle of an epoch.
   muster::Mean loss;
   auto state = session.state({{"model", net}, {"optimizer", optimizer}, {"loss", loss}});
   state.restore();

@@ -22,8 +22,8 @@
 namespace muster::tool {
 namespace {
 
-/// Formats --help: examples unchanged, positional arguments as their own texts ("IN... OUT.h5"), and descriptions in
-/// the columns that are left of 80.
+/// Formats --help: examples unchanged, positional arguments as their own texts ("IN... OUT.h5"), and descriptions
+/// broken into lines in columns 29 to 80.
 class Help : public CLI::Formatter {
  public:
   Help() { column_width(first_columns); }
@@ -67,8 +67,8 @@ std::string named_command(const CLI::App& app) {
               : " " + named.front()->get_subcommands().front()->get_name());
 }
 
-/// Returns the words of the command line, the last one first. For `convert`, the words behind "--" are names of files;
-/// they get "./" in front so that CLI11 does not take them for options.
+/// Returns the words of the command line, the last one first, as CLI11 wants them. For `convert`, the words behind "--"
+/// are names of files; names that begin with "-" get "./" in front, so that CLI11 does not take them for options.
 std::vector<std::string> words_of(int argc, char** argv) {
   std::vector<std::string> words(argv + 1, argv + argc);
   if (const auto mark = std::ranges::find(words, "--"); mark != words.end() && words.front() == "convert") {

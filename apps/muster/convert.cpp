@@ -43,7 +43,7 @@ std::vector<std::string> separated(const std::string& text) {
   return names;
 }
 
-std::pair<std::string, double> part_of(const std::string& text) {
+std::pair<std::string, double> parse_split(const std::string& text) {
   const auto equals = text.find('=');
   double share = 0;
   if (equals != std::string::npos) {
@@ -54,7 +54,7 @@ std::pair<std::string, double> part_of(const std::string& text) {
               "Name the files first and --split after them");
 }
 
-std::pair<std::string, std::string> type_of(const std::string& text) {
+std::pair<std::string, std::string> parse_type(const std::string& text) {
   const auto equals = text.find('=');
   if (equals == std::string::npos)
     throw Error(ExitCode::usage, "reading --type", "\"" + text + "\" is not COLUMN=TYPE, as in y=float64",
@@ -65,9 +65,9 @@ std::pair<std::string, std::string> type_of(const std::string& text) {
 void convert(Converter converter, ConvertArguments& arguments) {
   auto& options = arguments.options;
   if (arguments.columns) options.columns = separated(*arguments.columns);
-  for (const auto& text : arguments.split) options.split.push_back(part_of(text));
+  for (const auto& text : arguments.split) options.split.push_back(parse_split(text));
   for (const auto& text : arguments.types)
-    if (const auto [column, type] = type_of(text); !options.types.emplace(column, type).second)
+    if (const auto [column, type] = parse_type(text); !options.types.emplace(column, type).second)
       throw Error(ExitCode::usage, "reading --type", "the column " + column + " is given twice",
                   "Give each column once");
   if (!arguments.header.empty()) options.header = arguments.header == "yes";

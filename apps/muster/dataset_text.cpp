@@ -12,7 +12,8 @@ std::string sample_shape(const Json& shape) {
   return text.empty() ? "-" : text;
 }
 
-/// Returns the number of samples in a chunk; if chunks do not hold whole samples, all sizes of a chunk.
+/// Returns the number of samples in a chunk; if chunks do not hold whole samples, all sizes of a chunk; "-" if there
+/// are no chunks.
 std::string chunk_text(const Json& column) {
   const auto& chunk = column.at("chunk");
   if (chunk.is_null()) return "-";

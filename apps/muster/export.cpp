@@ -34,8 +34,8 @@ Checkpoint open_checkpoint(const std::filesystem::path& path) {
   return Checkpoint::from_directory(path);
 }
 
-/// Returns the tensors of the entry `entry`, with paths relative to it. If `entry` is empty, sets it to the only entry,
-/// or to "model". Throws an Error if there is no such entry.
+/// Returns the tensors of the state's entry `entry`, with paths relative to it. If `entry` is empty, sets it to the
+/// only entry; if there are several, to "model". Throws an Error if there is no such entry.
 StateDict take_entry(const StateDict& state, std::string& entry, const std::filesystem::path& checkpoint) {
   std::set<std::string> entries;
   for (const auto& [path, tensor] : state.tensors) entries.insert(path.substr(0, path.find('/')));

@@ -5,7 +5,7 @@
 
 namespace muster::tool {
 
-/// Thrown to end this program when a signal has stopped it.
+/// Thrown when a signal has asked this program to end. The program then exits with `exit_code`.
 struct Interrupted {
   int exit_code;
   const char* remains;  ///< says for the message what is left of the work
@@ -21,7 +21,7 @@ class InterruptGuard {
   InterruptGuard(const InterruptGuard&) = delete;
   InterruptGuard& operator=(const InterruptGuard&) = delete;
 
-  /// True if a signal has come.
+  /// True if a signal has come while this or an earlier guard lived.
   static bool has_come();
   /// Throws Interrupted if a signal has come.
   void check(const char* remains = "nothing was written") const;

@@ -20,9 +20,9 @@
 namespace muster::tool {
 namespace {
 
-/// Returns the summary of a folder that is a run. Returns none if it cannot be read, as another user's run may be, so
-/// that the other runs are still listed.
-std::optional<RunSummary> look_at(const std::filesystem::path& folder) {
+/// Returns the summary of a folder that is a run; none for other folders. A folder that cannot be read, as another
+/// user's run may be, has the state "not readable", so that the other runs are still listed.
+std::optional<RunSummary> summary_if_run(const std::filesystem::path& folder) {
   std::error_code ignored;
   try {
     if (std::filesystem::is_directory(folder, ignored) && !is_checkpoint(folder) && is_run(folder))
@@ -41,7 +41,7 @@ void list(const std::filesystem::path& storage, bool json) {
   std::error_code error;
   std::filesystem::path sweep;  // any sweep in the folder, for the hint below
   for (std::filesystem::directory_iterator at(storage, error), end; !error && at != end; at.increment(error)) {
-    if (auto run = look_at(at->path())) runs.push_back(std::move(*run));
+    if (auto run = summary_if_run(at->path())) runs.push_back(std::move(*run));
     if (is_sweep(at->path())) sweep = at->path();
   }
   if (error) throw Error(ExitCode::data, "reading " + storage.string(), error.message(), "Check the permissions");

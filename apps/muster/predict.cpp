@@ -34,6 +34,7 @@ struct PredictArguments {
 const std::string predicting = "predicting";
 
 /// Adds what the model returns as columns: a dict's tensors by their keys, a tuple's or a list's tensors as NAME_0, …
+/// What is nested in one of them has the outer name in front. `is_root`: `value` is the whole result.
 void add_columns(const std::string& name, bool is_root, const c10::IValue& value,
                  std::map<std::string, at::Tensor>& columns) {
   const auto inside = [&](const std::string& part) { return is_root ? part : name + "_" + part; };

@@ -30,7 +30,7 @@ class ProgressLine {
     // A longer line would wrap, and could not be rewritten as a whole.
     std::cerr << "\r" << text.substr(0, knows_width ? size.ws_col - 1u : text.size()) << "\033[K" << std::flush;
   }
-  /// Shows a text about what begins. If no line is shown, prints it as an ordinary line.
+  /// Shows a text about what begins. If show() would write nothing, prints the text as an ordinary line.
   void announce(const std::string& text) {
     if (visible_)
       show(text);

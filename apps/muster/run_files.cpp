@@ -30,8 +30,8 @@ constexpr std::int64_t max_start_s = 600;
 /// Longer names of metrics are shortened in a table.
 constexpr std::size_t max_metric_name = 24;
 
-/// Leaves out values that are nested so deeply that printing them would overflow the stack.
-bool shallow(int depth, Json::parse_event_t, const Json&) { return depth < 256; }
+/// For Json::parse(): leaves out values that are nested so deeply that printing them would overflow the stack.
+bool is_shallow(int depth, Json::parse_event_t, const Json&) { return depth < 256; }
 
 /// Opens a file for reading. If there is no such file, returns a stream that is not open. Throws an Error
 /// (ExitCode::data) if the file cannot be read.
@@ -91,7 +91,7 @@ std::vector<Json> newest_rows(const fs::path& run, std::int64_t iteration) {
     const auto begin = text.rfind('\n', end - 1);
     const auto line = text.substr(begin == text.npos ? 0 : begin + 1, end - (begin == text.npos ? 0 : begin + 1));
     end = begin;
-    auto row = Json::parse(line, shallow, false);
+    auto row = Json::parse(line, is_shallow, false);
     if (!row.is_object()) continue;
     rows.push_back(std::move(row));
     if (count_at(rows.back(), "training_iteration") <= iteration) break;
@@ -159,7 +159,7 @@ std::string default_storage() {
 
 Json read_json(const fs::path& path) {
   auto file = open(path);
-  auto value = file.is_open() ? Json::parse(file, shallow, false) : Json();
+  auto value = file.is_open() ? Json::parse(file, is_shallow, false) : Json();
   return value.is_discarded() ? Json() : value;
 }
 
@@ -178,7 +178,7 @@ std::vector<Json> Reports::read_new() {
   for (std::string line; std::getline(file, line);) {
     if (file.eof()) break;  // an incomplete line is read again later
     bytes_read_ += static_cast<std::streamoff>(line.size()) + 1;
-    auto row = Json::parse(line, shallow, false);
+    auto row = Json::parse(line, is_shallow, false);
     if (!row.is_object()) continue;
     if (row_count_++ >= skipped) rows.push_back(std::move(row));
   }

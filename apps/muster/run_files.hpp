@@ -31,13 +31,13 @@ class Reports {
   std::size_t row_count_ = 0;  // number of rows that were returned
 };
 
-/// Returns the whole number at `key`; 0 if there is none.
+/// Returns the number at `key` without its decimals; 0 if there is none, or if it is above 1e15.
 std::int64_t count_at(const Json& object, const std::string& key);
 
 /// The most important facts about a run.
 struct RunSummary {
   std::filesystem::path path;
-  std::string state = {};  ///< see state_of()
+  std::string state = {};  ///< what state_of() returns, such as "training"
   std::string epoch = {};  ///< "3/10", counted from 1; empty if unknown
   /// "val_loss 0.123": the best value of the score; without a score, the last value of the first metric
   std::string best = {};
@@ -47,8 +47,8 @@ struct RunSummary {
 };
 RunSummary summary_of(const std::filesystem::path& run);
 /// Returns "starting", "training", "finished", "stopped", "failed", or "silent": the run has not ended, but there was
-/// no sign of life for some time. `status`: the run's status.json. `reported`: time of the newest report, in seconds
-/// since 1970; 0 if unknown.
+/// no sign of life for a minute (ten at its start). `status`: the run's status.json. `reported`: time of the newest
+/// report, in seconds since 1970; 0 if unknown.
 std::string state_of(const std::filesystem::path& run, const Json& status, std::int64_t reported = 0);
 /// True if a run in this state may still make reports.
 bool may_go_on(const std::string& state);

@@ -19,7 +19,7 @@ inline constexpr std::size_t line_width = 80;
 std::vector<std::string> wrapped(const std::string& text, std::size_t columns);
 
 /// A table. Columns are as wide as their widest cell. The text of the last column is broken into lines if a row would
-/// be wider than 80.
+/// be wider than 80 characters.
 struct Table {
   struct Heading {
     std::string text;

@@ -32,7 +32,7 @@ class SplitOffMaterial final : public muster::Preprocessor {
 };
 
 void train(muster::Session& session, const muster::Config& config) {
-  // 1. A perceptron of five numbers and four materials.
+  // 1. A perceptron, which takes five numbers and the material as one of four (one-hot).
   const auto width = config.at("width").get<std::int64_t>();
   auto net = session.prepare_model(
       nn::Sequential(nn::Linear(5 + 4, width), nn::ReLU(), nn::Linear(width, width), nn::ReLU(), nn::Linear(width, 1)));
@@ -56,7 +56,7 @@ void train(muster::Session& session, const muster::Config& config) {
       loss.add(l, batch.size());
     }
 
-    // 3. R² on the test set, from sums over all ranks: how many, Σy, Σy² and Σ(y − prediction)².
+    // 3. R² on the test set, from sums over all ranks: the number of samples, Σy, Σy² and Σ(y − prediction)².
     auto sums = torch::zeros({4}, torch::kDouble);
     {
       const auto evaluation = session.evaluation(net);

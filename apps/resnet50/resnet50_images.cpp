@@ -30,7 +30,7 @@ torch::Tensor picture(const torch::Tensor& garment, std::int64_t size) {
   return coloured.clamp(0, 1).mul(255).to(torch::kUInt8);
 }
 
-/// Writes a file in the format of MNIST (IDX) with bytes; first a magic number and the sizes, big-endian.
+/// Begins a file of bytes in the format of MNIST (IDX) with its head: a magic number and the sizes, big-endian.
 std::ofstream idx_file(const std::filesystem::path& path, const std::vector<std::int64_t>& shape) {
   std::ofstream file(path, std::ios::binary);
   file.exceptions(std::ios::failbit | std::ios::badbit);

@@ -14,7 +14,7 @@ namespace {
 
 /// The socket address that stands for a name.
 struct Address {
-  /// A name that is too long is cut.
+  /// Cuts a name that does not fit into a socket address.
   explicit Address(const std::string& name) {
     const std::string whole = "muster/" + name;
     socket.sun_family = AF_UNIX;
@@ -34,7 +34,7 @@ int new_socket() { return ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NO
 Claim::Claim(const std::string& name) : socket_(new_socket()) {
   const Address address(name);
   // The socket listens, although it accepts no connections, because the kernel then tells other processes the id of
-  // this one. If the kernel has no such sockets, nothing is claimed.
+  // this one. If the kernel has no abstract sockets, nothing is claimed.
   if (::bind(socket_, address.get(), address.size) == 0 && ::listen(socket_, SOMAXCONN) == 0) return;
   if (errno == EADDRINUSE) other_ = holder_of(name).value_or(0);
   if (socket_ >= 0) ::close(std::exchange(socket_, -1));
@@ -56,7 +56,7 @@ std::optional<pid_t> holder_of(const std::string& name) {
   const int caller = new_socket();
   const Address address(name);
   std::optional<pid_t> holder;
-  // EAGAIN: a socket listens, but its queue is full of connections that it never accepts.
+  // EAGAIN: a process holds the name, but its socket's queue is full, since it never accepts a connection.
   if (::connect(caller, address.get(), address.size) == 0 || errno == EAGAIN) {
     ucred of_listener{};
     socklen_t size = sizeof of_listener;

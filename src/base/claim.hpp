@@ -11,7 +11,7 @@
 
 namespace muster::detail {
 
-/// Move-only; the destructor gives the name up.
+/// Holds a name, or none if the claim failed. Move-only; the destructor gives the name up.
 class Claim {
  public:
   /// Claims `name`, such as "cpu/3", unless another claim has it or the kernel has no abstract sockets.
@@ -22,7 +22,7 @@ class Claim {
   Claim& operator=(const Claim&) = delete;
   ~Claim();
 
-  /// The process that already held the name; 0 if its id is not known here; empty if no process held it.
+  /// The process that already held the name; 0 if the kernel does not tell its id; empty if no process held it.
   std::optional<pid_t> other() const noexcept { return other_; }
 
  private:
@@ -30,7 +30,7 @@ class Claim {
   std::optional<pid_t> other_;
 };
 
-/// The process that holds the name; 0 if its id is not known here; empty if no process holds it.
+/// The process that holds the name; 0 if the kernel does not tell its id; empty if no process holds it.
 std::optional<pid_t> holder_of(const std::string& name);
 
 }  // namespace muster::detail

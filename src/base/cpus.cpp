@@ -43,7 +43,8 @@ int number_in(const fs::path& file) {
 
 std::vector<int> list_in(const fs::path& file) { return parse_cpu_list(first_line(file)); }
 
-/// How many CPUs a control group grants; infinity if it sets no limit. Version 2: "max 100000" or "150000 100000".
+/// How many CPUs a control group grants; infinity if it sets no limit. Version 2 has "max 100000" or "150000 100000"
+/// (quota and period) in cpu.max. Version 1 has the two numbers in files of their own, and -1 for no limit.
 double quota_of_group(const fs::path& folder) {
   std::string quota;
   double period = 0;
@@ -58,7 +59,7 @@ double quota_of_group(const fs::path& folder) {
 }  // namespace
 
 std::string cpu_mask(pid_t process) {
-  // The kernel refuses a set that is smaller than its own.
+  // The kernel refuses (EINVAL) a set that is smaller than its own, so try larger and larger ones.
   for (std::size_t cpus = CPU_SETSIZE; cpus <= std::size_t{1} << 20; cpus *= 2) {
     const KernelSet found(cpus);
     if (::sched_getaffinity(process, found.bytes, found.set.get()) != 0) {

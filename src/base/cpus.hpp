@@ -13,8 +13,8 @@
 
 namespace muster::detail {
 
-/// A core, and all or some of its CPUs (hardware threads). The number is that of the core's first CPU, even if `cpus`
-/// lacks it.
+/// A core, and all or some of its CPUs (hardware threads). `number` is the number of the core's first CPU, even if
+/// `cpus` lacks that CPU.
 struct Core {
   int number = 0;
   std::vector<int> cpus;
@@ -23,7 +23,7 @@ struct Core {
 /// The CPUs on which the calling thread, or the main thread of `process`, may run; "1" if the kernel does not tell.
 MUSTER_INTERNAL_API std::string cpu_mask(pid_t process = 0);
 /// Binds all threads of this process to `mask`; threads that start later inherit it. False if the kernel refuses it for
-/// the calling thread.
+/// the calling thread; if it refuses it for another thread, that is ignored.
 bool bind_threads(const std::string& mask);
 
 /// Parses the kernel's lists of numbers, such as "0-3,8".
@@ -41,11 +41,11 @@ std::vector<Core> cores_in(const std::string& mask, const std::vector<Core>& cor
 /// What the processor calls itself; empty if the kernel does not tell.
 MUSTER_INTERNAL_API std::string cpu_model(const std::filesystem::path& root = "/");
 
-/// How many CPUs this process's control group and its parents grant: the smallest quota; infinity if there is none.
+/// How many CPUs this process's control group and its parents grant: the smallest quota; infinity if none sets one.
 MUSTER_INTERNAL_API double cpu_quota(const std::filesystem::path& root = "/");
 
 /// The number of ranks that can run on `mask` with a core for each: the number of its cores, but not more than the CPU
-/// quota; at least 1.
+/// quota, rounded down; at least 1.
 MUSTER_INTERNAL_API int count_usable_cores(const std::string& mask = cpu_mask(),
                                            const std::filesystem::path& root = "/");
 

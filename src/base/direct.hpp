@@ -9,7 +9,7 @@
 
 namespace muster::detail {
 
-/// The alignment in bytes that direct I/O needs; no file system needs more.
+/// The alignment in bytes for direct I/O. Common file systems need no more; one that does fails with EINVAL.
 inline constexpr std::size_t direct_alignment = 4096;
 
 /// Makes an empty file `size` bytes long and reserves the disk space if the file system can, so that a full disk is an

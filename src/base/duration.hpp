@@ -13,12 +13,12 @@
 
 namespace muster::detail {
 
-/// The timeout, but at most 100 years: then the sum of timeouts and a clock's time fits into 64 bits of nanoseconds.
+/// The timeout, but at most 100 years: then a clock's time plus two timeouts fits into 64 bits of nanoseconds.
 constexpr std::chrono::milliseconds usable_timeout(std::chrono::milliseconds timeout) {
   return std::min<std::chrono::milliseconds>(timeout, std::chrono::years(100));
 }
 
-/// The longest time that is accepted from users and batch systems: about 30 years, so that sums do not overflow.
+/// The longest time that is accepted from users and batch systems: about 31 years, so that sums do not overflow.
 inline constexpr std::chrono::seconds longest_time{1'000'000'000};
 
 /// Parses a time as Slurm does: "MM:SS", "HH:MM:SS", "D-HH", "D-HH:MM", "D-HH:MM:SS", or one number, in units of
@@ -36,7 +36,7 @@ inline std::optional<std::chrono::seconds> parse_clock(std::string_view text, st
   const auto count = numbers.size();
   if (count > (has_days ? 4U : 3U)) return {};
   auto total = count == 1 ? numbers[0] * unit : std::chrono::seconds(0);
-  // After days come hours; without days the last number counts seconds.
+  // With days, the numbers are days, hours, minutes, seconds, from the first on; without, the last one counts seconds.
   for (std::size_t i = 0; count > 1 && i < count; ++i)
     total += std::chrono::seconds(numbers[i] * units[has_days ? i : 4 - count + i]);
   return total <= longest_time ? std::optional(total) : std::nullopt;

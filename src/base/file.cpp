@@ -50,8 +50,8 @@ void write_all(int descriptor, const std::filesystem::path& path, std::span<cons
                               : ::write(descriptor, from.data(), from.size());
     if (wrote < 0) {
       if (errno == EINTR) continue;
-      // EINVAL: the file system refuses direct writes after all, or it was full after a part of a block, so that the
-      // rest is not aligned. Then write through the cache.
+      // EINVAL: the file system refuses direct writes after all, or a full disk has cut the last write inside a block,
+      // so that the rest is not aligned. Then write through the cache.
       if (errno == EINVAL && std::exchange(may_be_direct, false)) {
         write_through_cache(descriptor);
         continue;
@@ -64,7 +64,7 @@ void write_all(int descriptor, const std::filesystem::path& path, std::span<cons
   }
 }
 
-/// fsync(2), repeated if a signal interrupts it, since that is no write error.
+/// fsync(2), repeated if a signal interrupts it, since an interruption is no write error.
 int sync_descriptor(int descriptor) noexcept {
   int status;
   do status = ::fsync(descriptor);
@@ -80,21 +80,21 @@ std::string temporary_prefix(const std::filesystem::path& path) {
 }
 
 /// A hash of this host's name.
-std::uint32_t host_number() noexcept { return static_cast<std::uint32_t>(std::hash<std::string>()(host_name())); }
+std::uint32_t host_hash() noexcept { return static_cast<std::uint32_t>(std::hash<std::string>()(host_name())); }
 
 std::filesystem::path folder_of(const std::filesystem::path& path) {
   return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
 }
 
-/// The exit code for a failed mkdir(2): usage if something is in the way, since a retry does not help then.
+/// The exit code for a failed mkdir(2): usage if the path is at fault, since a retry does not help then.
 ExitCode mkdir_error_code(int error) noexcept {
   return error == EEXIST || error == ENOTDIR || error == ELOOP || error == ENAMETOOLONG ? ExitCode::usage
                                                                                         : ExitCode::retry;
 }
 
-/// Throws the caught error again. If its text names the temporary file, the new text names `path` instead.
-[[noreturn]] void fail_for(const std::filesystem::path& path, const std::filesystem::path& temporary,
-                           const Error& error) {
+/// Throws the caught error again. If it has ExitCode::retry and names the temporary file, it names `path` instead.
+[[noreturn]] void rethrow_for(const std::filesystem::path& path, const std::filesystem::path& temporary,
+                              const Error& error) {
   const std::string text = error.what(), name = printable(temporary.string()) + ": ";
   const auto at = text.find(name);
   if (at == std::string::npos || error.code() != ExitCode::retry) throw;
@@ -115,18 +115,19 @@ bool is_running(const std::string& process) noexcept {
   return ::kill(static_cast<pid_t>(std::atoi(process.c_str())), 0) == 0 || errno != ESRCH;
 }
 
-/// True if the process that made a temporary file may still write it. `numbers`: the part of the name after the prefix:
-/// the process id, the hash of the host and two more numbers; in files of earlier versions only the process id.
+/// True if the process that made a temporary file may still write it: on this host, if it runs; on another host, if the
+/// file was written to in the last 24 hours. `numbers`: the name after the prefix, which has the process id, the hash
+/// of the host and two more numbers. In files of earlier versions of muster it has only the process id.
 bool may_be_written(const std::filesystem::path& file, const std::string& numbers) {
   const auto dot = numbers.find('.');
   const bool has_host = std::ranges::count(numbers, '.') == 3;
-  if (!has_host || std::strtoul(numbers.c_str() + dot + 1, nullptr, 10) == host_number()) return is_running(numbers);
+  if (!has_host || std::strtoul(numbers.c_str() + dot + 1, nullptr, 10) == host_hash()) return is_running(numbers);
   std::error_code error;
   const auto written = std::filesystem::last_write_time(file, error);
   return error || std::filesystem::file_time_type::clock::now() - written < std::chrono::hours(24);
 }
 
-/// The name that a folder has while another takes its place.
+/// The name that a folder has while replace_directory() puts another one in its place without exchanging names.
 std::filesystem::path replaced_name(std::filesystem::path path) { return path += ".replaced"; }
 
 std::string user_of(uid_t id) {
@@ -277,11 +278,11 @@ std::string read_file(const std::filesystem::path& path, std::uint64_t most) {
 }
 
 std::filesystem::path temporary_beside(std::filesystem::path path) {
-  // Processes in other containers may have the same process id.
+  // Processes in other containers may have the same process id, so the name also has a random number.
   static const auto random = std::random_device{}();
   static std::atomic<int> count{0};
   const auto text = [](auto number) { return std::to_string(number); };
-  return path.replace_filename(temporary_prefix(path) + text(::getpid()) + "." + text(host_number()) + "." +
+  return path.replace_filename(temporary_prefix(path) + text(::getpid()) + "." + text(host_hash()) + "." +
                                text(random) + "." + text(count++));
 }
 
@@ -300,7 +301,7 @@ void write_file(const std::filesystem::path& path, const std::function<void(File
     rename_new(temporary, path);
   } catch (const Error& error) {
     ::unlink(temporary.c_str());
-    fail_for(path, temporary, error);
+    rethrow_for(path, temporary, error);
   } catch (...) {
     ::unlink(temporary.c_str());
     throw;
@@ -335,7 +336,7 @@ void remove_unfinished(const std::filesystem::path& path, bool none_writes) noex
         ::unlink(at->path().c_str());
     }
   } catch (...) {
-    // The files stay until the next start, which tries again.
+    // The files stay; the next start of the program tries again.
   }
 }
 

@@ -29,7 +29,7 @@ class MUSTER_INTERNAL_API File {
   };
 
   File(const std::filesystem::path& path, Mode mode);
-  /// Owns a descriptor that is open. `path`: for errors.
+  /// Takes over an open descriptor. `path` only names the file in errors.
   File(const std::filesystem::path& path, int descriptor) : path_(path), descriptor_(descriptor) {}
   File(File&& other) noexcept;
   File& operator=(File&& other) noexcept;
@@ -62,8 +62,8 @@ class MUSTER_INTERNAL_API File {
   int descriptor_ = -1;
 };
 
-/// The exit code for the errno of a failed open or read: data if nothing is at the path, or something other than a
-/// file; retry for all others (EIO, ESTALE, EMFILE, EACCES …).
+/// The exit code for the errno of a failed open or read: data if the path is at fault (nothing or no file is there, a
+/// loop of links, too long a name); retry for all others (EIO, ESTALE, EMFILE, EACCES …).
 ExitCode read_error_code(int error) noexcept;
 /// What to do about the errno of a failed open, read or write; empty if the error's text says enough.
 const char* remedy_of(int error) noexcept;
@@ -103,11 +103,11 @@ MUSTER_INTERNAL_API void make_directories(const std::filesystem::path& path);
 /// link. It must belong to this user, or a group of this user must have write permission, as in folders that a project
 /// shares. Owners are ignored if the file system gives new files to another user (root-squash).
 MUSTER_INTERNAL_API void require_own_directory(const std::filesystem::path& path);
-/// rename(2) that never replaces: throws an Error if `to` exists.
+/// Like rename(2), but throws an Error if `to` exists. No other process may create `to` meanwhile.
 void rename_new(const std::filesystem::path& from, const std::filesystem::path& to);
 /// Renames the folder `from`, which must be synced, to `to`, and removes the folder that was at `to`, if any. If the
-/// process is killed meanwhile, one of the two folders is at `to`. On a file system that cannot exchange names, `to`
-/// may then be missing; restore_directory() brings the old folder back.
+/// process is killed meanwhile, the old or the new folder is at `to`. But on a file system that cannot exchange names,
+/// `to` may then be missing, and restore_directory() brings the old folder back.
 MUSTER_INTERNAL_API void replace_directory(const std::filesystem::path& from, const std::filesystem::path& to);
 /// Restores the folder `to` if a replace_directory() was killed and has left nothing at `to`.
 MUSTER_INTERNAL_API void restore_directory(const std::filesystem::path& to);

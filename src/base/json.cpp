@@ -76,7 +76,7 @@ std::string json_to_cbor(const Json& json) {
 }
 
 Json json_from_cbor(std::string_view bytes) {
-  // store: a binary value may have a subtype, which is a tag in CBOR.
+  // `store` keeps the subtype that a binary value may have, which is a tag in CBOR.
   return Json::from_cbor(bytes.begin(), bytes.end(), /*strict=*/true, /*allow_exceptions=*/true,
                          Json::cbor_tag_handler_t::store);
 }

@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::array<std::string_view, 6> names{"trace", "debug", "info", "warn", "error", "off"};
 
-spdlog::level::level_enum native(Level level) {
+spdlog::level::level_enum spdlog_level(Level level) {
   using enum spdlog::level::level_enum;
   return std::array{trace, debug, info, warn, err, off}[static_cast<std::size_t>(level)];
 }
@@ -38,7 +38,7 @@ class FileSink final : public spdlog::sinks::base_sink<std::mutex> {
   File file_;
 };
 
-/// The places to which messages go, and the settings of logging.
+/// The places to which this process's messages go, and the settings of logging.
 struct Sinks {
   std::shared_ptr<spdlog::sinks::sink> terminal = std::make_shared<spdlog::sinks::stderr_color_sink_mt>();
   std::shared_ptr<spdlog::logger> logger = std::make_shared<spdlog::logger>("muster", terminal);
@@ -53,7 +53,7 @@ struct Sinks {
   }
 };
 
-// One instance, since the process has one terminal. Never destroyed: static objects may log when the process ends.
+// One instance, since the process has one terminal. It is never destroyed: static objects may log at the exit.
 Sinks& sinks() {
   static auto& instance = *new Sinks;
   return instance;
@@ -72,8 +72,8 @@ void configure(int rank, Level level) {
   sinks().rank = rank;
   sinks().has_rank = true;
   sinks().level = level;
-  sinks().terminal->set_level(rank == 0 ? native(level) : spdlog::level::off);
-  sinks().logger->set_level(native(level));
+  sinks().terminal->set_level(rank == 0 ? spdlog_level(level) : spdlog::level::off);
+  sinks().logger->set_level(spdlog_level(level));
 }
 
 void configure_if_unset(int rank) {

@@ -18,7 +18,7 @@ Level level_from_name(std::string_view name);
 /// Sets this process's rank and the lowest level that is logged. Before the first call they are 0 and info.
 MUSTER_INTERNAL_API void configure(int rank, Level level);
 
-/// Sets the rank, unless this process has one already. For programs without a Launch.
+/// Sets the rank and keeps the level, unless this process has a rank already. For programs without a Launch.
 void configure_if_unset(int rank);
 
 /// The lowest level that is logged.
@@ -28,13 +28,13 @@ void set_level(Level level);
 
 /// The log file of a rank in its run's folder.
 MUSTER_INTERNAL_API std::filesystem::path file_of_rank(const std::filesystem::path& run, int rank);
-/// Also writes the logged messages of this rank to the file `path` from now on (its folder must exist); an empty path
-/// ends that.
+/// From now on, writes the logged messages of this rank also to the file `path` (its folder must exist), instead of to
+/// an earlier `path`. An empty path ends that.
 void write_to(const std::filesystem::path& path);
 /// The file of write_to(); empty if there is none.
 const std::filesystem::path& path() noexcept;
 
-// The terminal (stderr) shows rank 0's messages. Those of other ranks, even errors, go only to their files.
+// The terminal (stderr) shows rank 0's messages. Messages of other ranks, even errors, go only to their log files.
 void debug(const std::string& text);
 MUSTER_INTERNAL_API void info(const std::string& text);
 MUSTER_INTERNAL_API void warn(const std::string& text);

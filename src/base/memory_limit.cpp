@@ -15,7 +15,8 @@ namespace fs = std::filesystem;
 
 std::atomic<double> limit_for_tests = 0;
 
-/// The bytes that a control group grants; infinity if it sets no limit, for which version 2 has "max".
+/// The bytes that a control group grants. Without a limit, version 2 has "max", for which this returns infinity, and
+/// version 1 has a number larger than any memory, which this returns as it is.
 double limit_of_group(const fs::path& folder) {
   for (const char* const name : {"memory.max", "memory.limit_in_bytes"})
     if (double bytes = 0; std::ifstream(folder / name) >> bytes) return bytes;

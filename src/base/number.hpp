@@ -1,4 +1,4 @@
-// Reads numbers from files, flags and environment variables, whose text may be no number or too large a one.
+// Numbers from files, flags and environment variables, which are not trusted: parsing, casts and products with checks.
 #pragma once
 
 #include "base/text.hpp"

@@ -35,7 +35,7 @@ inline void require_valid(bool holds, const std::string& fact) {
   if (!holds) throw InvalidOption("", fact);
 }
 
-/// Calls `read`, and adds `key` as a parent to the key of an InvalidOption.
+/// Calls `read`. If it throws an InvalidOption, adds `key` as a parent to the key in it.
 template <class Read>
 void with_parent_key(const std::string& key, const Read& read) {
   try {
@@ -125,7 +125,7 @@ void from(const Json& json, std::optional<T>& value) {
   from(json, value.emplace(T{}));
 }
 
-/// Takes the first name off `names`, a list like "a, b, c". Returns the JSON key of a field of type T with that name.
+/// Takes the first name off `names` ("a, b, c"). Returns its JSON key: the name, with "_ms" if T is milliseconds.
 template <class T>
 std::string take_key(std::string_view& names) {
   std::string key(names.substr(0, names.find(',')));
@@ -163,8 +163,8 @@ void read(const Json& json, std::string_view names, Fields&... fields) {
 }  // namespace option_json
 }  // namespace muster::detail
 
-// Defines to_json and from_json in the namespace of the struct. The list has all fields of the struct in their order; a
-// list that lacks a field does not compile.
+// Defines to_json and from_json; use it in the namespace of the struct. The list has all fields of the struct in their
+// order. A list that lacks a field does not compile, but a wrong order is not noticed.
 #define MUSTER_OPTIONS(Type, ...)                                        \
   void to_json(Json& json, const Type& options) {                        \
     const auto& [__VA_ARGS__] = options;                                 \

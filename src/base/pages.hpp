@@ -15,7 +15,7 @@ class MUSTER_INTERNAL_API Pages {
   Pages() = default;
   /// Takes `bytes` > 0 of memory, all zero. Throws std::bad_alloc if the kernel refuses them.
   explicit Pages(std::size_t bytes);
-  /// Like Pages(bytes), but from 2 MB on, the kernel may use large pages.
+  /// Like Pages(bytes), but from 2 MiB on, the memory is aligned to 2 MiB, so that the kernel may use large pages.
   static Pages large(std::size_t bytes);
   Pages(Pages&& other) noexcept : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
   Pages& operator=(Pages&& other) noexcept {
@@ -25,7 +25,7 @@ class MUSTER_INTERNAL_API Pages {
   }
   ~Pages();
 
-  /// Null if the object holds no memory.
+  /// The memory; null if the object holds none.
   std::byte* data() const noexcept { return data_; }
   std::size_t size() const noexcept { return bytes_; }
 

@@ -36,10 +36,10 @@ inline std::size_t character_count(std::string_view text) {
       std::ranges::count_if(text, [](char byte) { return (static_cast<unsigned char>(byte) & 0xC0) != 0x80; }));
 }
 
-/// Returns `text` if it has at most that many characters. Otherwise cuts it and adds "…", so that it has that many.
+/// Returns `text` if it has at most `characters` characters. Otherwise cuts it and adds "…", so that it has that many.
 inline std::string shortened(std::string text, std::size_t characters) {
   if (character_count(text) <= characters) return text;
-  while (character_count(text) >= characters && !text.empty()) text.pop_back();  // the first byte of each counts
+  while (character_count(text) >= characters && !text.empty()) text.pop_back();  // removes whole characters
   return text + "…";
 }
 

@@ -30,7 +30,8 @@ bool wait_for(pid_t process, int& status, Clock::time_point until) {
   }
 }
 
-/// Appends everything until the end of the file to `text`; false if the end does not come before `until`.
+/// Appends everything until the end of the file to `text`; false if the end does not come before `until`. A read error
+/// counts as the end.
 bool read_all(int file, std::string& text, Clock::time_point until) {
   std::array<char, 4096> buffer{};
   for (;;) {

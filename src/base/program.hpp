@@ -21,28 +21,28 @@ MUSTER_INTERNAL_API std::filesystem::path find_program(const std::string& name, 
 /// The variables of this process as "NAME=VALUE", and those of `more`, which replace variables of the same names.
 MUSTER_INTERNAL_API std::vector<std::string> environment_with(
     const std::vector<std::pair<std::string, std::string>>& more);
-/// The strings as exec(3) takes them, with a null pointer at the end.
+/// The strings as exec(3) takes them, with a null pointer at the end. The pointers point into `strings`.
 MUSTER_INTERNAL_API std::vector<char*> pointers_to(std::vector<std::string>& strings);
 
 /// How a program ended, and what it has printed.
 struct ProgramEnd {
   enum class Kind { exited, killed_by_signal, out_of_time, not_started };
   Kind kind = Kind::not_started;
-  int code = -1;       ///< the exit code, or the number of the signal
-  std::string output;  ///< what it wrote to standard output
+  int code = -1;       ///< the exit code, or the number of the signal; -1 for the other kinds
+  std::string output;  ///< what it wrote to standard output, and to standard error if run_program() had `errors`
   bool succeeded() const noexcept { return kind == Kind::exited && code == 0; }
 };
 
 /// Starts a program, searched in PATH, without input and in a process group of its own. Its standard output goes to the
-/// file descriptor `output`; so does standard error if `errors` is true. Returns its process id, which the caller waits
-/// for, or -1.
+/// file descriptor `output`. So does its standard error if `errors` is true; otherwise that is discarded. Returns the
+/// process id, for which the caller must wait (waitpid), or -1 if the program could not be started.
 MUSTER_INTERNAL_API pid_t start_program(std::vector<std::string> words, int output, bool errors = false);
 
-/// Runs the program, searched in PATH, without input, and waits for its end. Kills it, and what it has started, if it
-/// or its output does not end within `timeout`. With `errors`, the output includes standard error.
+/// Runs the program, searched in PATH, without input, and waits for its end. Kills its process group if the program or
+/// its output does not end within `timeout`. With `errors`, the output includes standard error.
 MUSTER_INTERNAL_API ProgramEnd run_program(std::vector<std::string> words, std::chrono::milliseconds timeout,
                                            bool errors = false);
-/// Runs the program like run_program() and returns its standard output; empty unless it has succeeded within `timeout`.
+/// Runs the program like run_program(). Returns its standard output; nothing unless it ends with 0 within `timeout`.
 MUSTER_INTERNAL_API std::optional<std::string> output_of(std::vector<std::string> words,
                                                          std::chrono::milliseconds timeout);
 

@@ -23,7 +23,7 @@ inline constexpr const char* stop = "stop";
 inline constexpr const char* logs = "logs";
 inline constexpr const char* trial_prefix = "trial_";  ///< begins the names of the trials' folders
 
-/// The present local time, as part of a name: "2026-11-27_14-05-59".
+/// The present local time in the form that names of runs have: "2026-11-27_14-05-59".
 inline std::string time_now() {
   const std::time_t now = std::time(nullptr);
   std::tm local{};
@@ -33,8 +33,8 @@ inline std::string time_now() {
   return text.data();
 }
 
-/// True if muster has a file or folder of this name, or may have one. Leaves out names that begin with "." or
-/// "checkpoint_", which no program may give.
+/// True if muster may make a file or folder of this name. It is false for names that begin with "." or "checkpoint_",
+/// although muster uses some of them, because programs may give no such name anyway.
 constexpr bool is_own(std::string_view name) {
   constexpr std::array<std::string_view, 19> names{params,
                                                    history,

@@ -14,7 +14,7 @@ struct Runs {
   std::size_t outer = 0, bytes = 0;
 
   /// `size`: values of the box along each dimension. `a`, `b`: the strides of the two arrays, in bytes. `value`: bytes
-  /// of one value.
+  /// of one value. A run takes in the last dimensions as long as both arrays are contiguous in them.
   Runs(std::span<const std::int64_t> size, std::span<const std::size_t> a, std::span<const std::size_t> b,
        std::size_t value) noexcept
       : outer(size.size()), bytes(value) {

@@ -37,7 +37,7 @@ TemporaryFolder::~TemporaryFolder() {
   std::filesystem::remove_all(path_, ignored);
 }
 
-void require_home() noexcept {
+void ensure_home() noexcept {
   if (std::getenv("HOME") == nullptr && ::getpwuid(::geteuid()) == nullptr) ::setenv("HOME", "/nonexistent", 0);
 }
 

@@ -14,7 +14,7 @@ MUSTER_INTERNAL_API std::filesystem::path temporary_parent();
 /// A new folder; the destructor removes it with everything in it.
 class MUSTER_INTERNAL_API TemporaryFolder {
  public:
-  /// Its name begins with `prefix`. Throws an Error (ExitCode::retry) if it cannot be made.
+  /// Makes a folder in `parent` whose name begins with `prefix`. Throws an Error (ExitCode::retry) if that fails.
   explicit TemporaryFolder(const std::string& prefix, const std::filesystem::path& parent = temporary_parent());
   TemporaryFolder(const TemporaryFolder&) = delete;
   TemporaryFolder& operator=(const TemporaryFolder&) = delete;
@@ -25,8 +25,8 @@ class MUSTER_INTERNAL_API TemporaryFolder {
   std::filesystem::path path_;
 };
 
-/// Sets HOME to /nonexistent for a user who has neither HOME nor an entry in passwd, as in a container that is started
-/// with another user id, because Open MPI would crash. To be called before threads and other processes are started.
-MUSTER_INTERNAL_API void require_home() noexcept;
+/// Sets HOME to /nonexistent for a user who has neither HOME nor an entry in passwd, because Open MPI would crash. Such
+/// users are common in containers with another user id. Call it before threads and other processes are started.
+MUSTER_INTERNAL_API void ensure_home() noexcept;
 
 }  // namespace muster::detail

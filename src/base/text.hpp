@@ -1,4 +1,4 @@
-// Texts of messages: their pieces, numbers in a format, lists and counts.
+// Makes the texts of messages: joins pieces, formats numbers, and writes lists and counts.
 #pragma once
 
 #include <algorithm>
@@ -46,7 +46,7 @@ std::string str(const Pieces&... pieces) {
   return text;
 }
 
-/// The names of the first `most` items: "a, b and 3 more".
+/// The names of the first `most` items, and the number of the others: "a, b and 3 more". name(item) returns a name.
 template <class T, class Name>
 std::string listed(const std::vector<T>& items, std::size_t most, const Name& name) {
   std::string text;

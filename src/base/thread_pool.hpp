@@ -15,7 +15,7 @@
 
 namespace muster::detail {
 
-/// Runs tasks on threads of its own, in the order in which they were added. Thread-safe.
+/// Runs tasks on threads of its own, and begins them in the order in which they were added. Thread-safe.
 ///
 /// A task becomes unwanted when rest() is called on its pool, or when the task that added it becomes unwanted. So when
 /// a pass over data is left early, work that its tasks have given to other pools ends too: run() begins no more calls.
@@ -39,9 +39,9 @@ class ThreadPool {
   std::size_t start();
   /// Gives the task, which must not throw, to a thread. Starts the threads; drops the task if none can be started.
   void add(std::function<void()> task);
-  /// Calls work(0) … work(count − 1), on this thread and the others, and returns when all calls have returned. After an
-  /// exception no more calls begin; of several exceptions, the one of the lowest number is thrown here. If the caller
-  /// is a task that becomes unwanted, no more calls begin and Unwanted is thrown.
+  /// Calls work(0) … work(count − 1), on this thread and the pool's, and returns when all calls have returned. After an
+  /// exception no more calls begin; of several exceptions, that of the call with the lowest number is thrown here. If
+  /// the caller is a task that becomes unwanted, no more calls begin, and Unwanted is thrown if some were left.
   void run(std::size_t count, const std::function<void(std::size_t)>& work);
   /// Drops the tasks that have not begun, waits for the running ones and ends the threads. The next task starts threads
   /// again.

@@ -99,7 +99,7 @@ class Reader {
     return at + all_bytes;
   }
 
-  /// Replaces numbers that do not fit 32 bits by those in the extra field, which has them in the same order.
+  /// Replaces each number that is 0xffffffff, since it needs 64 bits, by the next number of the extra field.
   void take_large(std::string_view extra, std::span<std::uint64_t> sizes) const {
     std::string_view large;
     while (extra.size() >= 4) {

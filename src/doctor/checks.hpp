@@ -17,19 +17,19 @@ namespace muster::detail::doctor {
 
 using Findings = std::vector<Finding>;
 /// Runs a program and returns its output; null if the program is not found, fails or takes too long.
-using Run = std::function<Json(const std::vector<std::string>&)>;
+using RunProgram = std::function<Json(const std::vector<std::string>&)>;
 
 /// Returns {"library": "Open MPI v4.1.4", "mpirun": {"path": …, "version": "mpirun (Open MPI) 4.1.4"} or null, "srun":
 /// bool}.
-Json look_at_mpi(const std::string& library, const Environment& environment, const Run& run);
+Json look_at_mpi(const std::string& library, const Environment& environment, const RunProgram& run);
 /// How MPI has started.
 struct MpiStart {
-  std::string launcher = {};  ///< see Examination::launcher
+  std::string launcher = {};  ///< "mpirun", "srun" and others, as in Examination; empty without a launcher
   int ranks = 1;
-  bool calls_from_threads = true;
-  std::string problem = {};  ///< why MPI has not started, or not as one world; empty if it has
+  bool calls_from_threads = true;  ///< true if MPI gave MPI_THREAD_MULTIPLE
+  std::string problem = {};        ///< why MPI has not started, or not as one world; empty if it has
   std::string remedy = {};
-  bool may_pass = false;
+  bool may_pass = false;  ///< true if the problem is one of those that may pass by themselves
 };
 Findings check_mpi(const Json& facts, const MpiStart& start);
 
@@ -44,8 +44,9 @@ Findings check_network(const Json& facts, int nodes);
 Json look_at_libraries(const std::filesystem::path& root = "/");
 Findings check_libraries(const Json& facts);
 
-/// Returns {"problem": why /dev/shm cannot be used, or "", "free_bytes", "size_bytes", "shm_huge_pages", "huge_pages":
-/// "madvise", "pagemap": bool, "single_copy": bool, "ptrace_scope": 1, "memory_bytes"}.
+/// Returns {"problem": why /dev/shm cannot be used, or "", "free_bytes" and "size_bytes" of /dev/shm, "shm_huge_pages"
+/// and "huge_pages": "madvise" or another setting, "pagemap": true if /proc/self/pagemap can be read, "single_copy":
+/// true if process_vm_readv() works, "ptrace_scope": 1, "memory_bytes": the machine's memory}.
 Json look_at_memory(const std::filesystem::path& root = "/");
 /// `ranks`: number of ranks on the node.
 Findings check_memory(const Json& facts, int ranks);
@@ -53,8 +54,8 @@ Findings check_memory(const Json& facts, int ranks);
 /// Returns {"cpus": number of the node's CPUs, "model": …, "quota": CPUs that the control group grants, or null,
 /// "claims": cores that a launch uses, as [{"cpu": first CPU of the core, "process": its process, or 0}]}.
 Json look_at_node_cores(const std::filesystem::path& root = "/");
-/// Returns {"mask": this rank's cpu_mask(), "bound_by": the variable by which OpenMP binds threads, or "",
-/// "launcher_cpus": CPUs of the launcher, "threads": OMP_NUM_THREADS, or 0}.
+/// Returns {"mask": this rank's launch::process_mask(), "bound_by": the variable by which OpenMP binds threads, or "",
+/// "launcher_cpus": number of CPUs that the launcher may run on, "threads": OMP_NUM_THREADS, or 0}.
 Json look_at_rank_cores(const Environment& environment);
 /// `ranks`: the facts of each rank on the node.
 Findings check_cores(const Json& node, const std::vector<Json>& ranks);
@@ -68,18 +69,18 @@ std::filesystem::path existing_parent(const std::filesystem::path& path);
 Json look_at_storage(const std::filesystem::path& path);
 Findings check_storage(const Json& facts);
 
-/// Returns {"config": {"KillWait": "30 sec", …} or null, "job": the same for this job, "in_job": bool, "end":
-/// SLURM_JOB_END_TIME or null}; null if there is no Slurm.
-Json look_at_slurm(const Environment& environment, const Run& run);
+/// Returns {"config": Slurm's settings, {"KillWait": "30 sec", …}, or null, "job": this job's settings, or null,
+/// "in_job": bool, "end": SLURM_JOB_END_TIME or null}; null outside of a job if scontrol gives no answer.
+Json look_at_slurm(const Environment& environment, const RunProgram& run);
 Findings check_slurm(const Json& facts, std::chrono::system_clock::time_point now);
 
 /// Checks the facts that should be equal on all nodes. `nodes`: [{"host": …, "libtorch": …, "clock_s": …}].
 Findings check_differences(const std::vector<Json>& nodes);
 /// Joins findings that differ only in their hosts or in numbers, and all findings of one subject that are ok; sorts
-/// them, the worst first. If the texts differ, the joined finding has the text of the first host.
+/// them, the worst first. If the joined texts differ, the result has the text of the first host, after "on HOST".
 Findings merged(Findings findings);
 
-/// Returns to_mend or may_pass for the errno of a failed call.
+/// Returns may_pass if the errno of a failed call is one that may pass, such as a full disk; otherwise to_mend.
 Finding::Severity severity_of(int error);
 
 }  // namespace muster::detail::doctor

@@ -37,7 +37,7 @@ Findings check_cores(const Json& node, const std::vector<Json>& ranks) {
   using enum Finding::Severity;
   const int cpus = node.at("cpus"), count = static_cast<int>(ranks.size());
   std::vector<std::string> masks;
-  std::string usable;                                     // CPUs that any rank may use
+  std::string usable;                                     // CPUs that at least one rank may use
   std::map<std::string, std::vector<std::size_t>> bound;  // ranks that are bound to one CPU, by their mask
   int threads = 0, of_launcher = 1;
   const auto quota = node.at("quota").is_number() ? node.at("quota").get<double>() : HUGE_VAL;

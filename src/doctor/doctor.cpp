@@ -31,7 +31,7 @@ using Print = std::function<void(const Examination&)>;
 using enum Finding::Severity;
 
 constexpr std::chrono::seconds program_timeout{5}, mpi_timeout{20}, step_timeout{60};
-/// How long a rank that has failed waits, so that rank 0 can print.
+/// How much longer than rank 0 the other ranks wait before they end the job, so that rank 0 can print the result first.
 constexpr std::chrono::seconds rank_0_prints{5};
 
 const char* environment(const char* name) { return std::getenv(name); }
@@ -68,15 +68,15 @@ Findings check_node(const Json& node, const std::vector<Json>& ranks, int nodes,
   return findings;
 }
 
-/// If a step does not end in time, for example since a file server does not answer, prints what is known and ends the
-/// process.
-class Watch {
+/// If a step does not end in time, for example because a file server does not answer, ends the process. On rank 0, it
+/// first prints what is known.
+class StepWatchdog {
  public:
-  Watch(const Print& print, Examination examination, bool prints)
+  StepWatchdog(const Print& print, Examination examination, bool prints)
       : print_(print), examination_(std::move(examination)), prints_(prints) {}
-  Watch(const Watch&) = delete;
-  Watch& operator=(const Watch&) = delete;
-  ~Watch() {
+  StepWatchdog(const StepWatchdog&) = delete;
+  StepWatchdog& operator=(const StepWatchdog&) = delete;
+  ~StepWatchdog() {
     {
       const std::lock_guard lock(mutex_);
       over_ = true;
@@ -94,7 +94,7 @@ class Watch {
     }
     changed_.notify_all();
   }
-  /// Call it when the result was printed: if the process hangs after that, it ends without printing another result.
+  /// Call it when the result was printed. If the process hangs afterwards, it is ended without another result.
   void printed() {
     const std::lock_guard lock(mutex_);
     prints_ = false;
@@ -138,7 +138,7 @@ ExitCode finish(Examination& examination, Findings findings, const Print& print)
   return examination.exit_code();
 }
 
-/// Returns the first line with words in it, since Open MPI prints its messages in boxes.
+/// Returns the first line with words in it, at most 200 bytes of it. Open MPI prints lines of dashes around messages.
 std::string first_words(const std::string& text) {
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);)
@@ -163,7 +163,7 @@ ExitCode examine_alone(const DoctorOptions& options, const Print& print) {
   detail::launch::undo_openmp_binding();
   auto network = look_at_network();
   Examination examination{.host = network.at("host"), .launcher = ""};
-  Watch watch(print, examination, true);
+  StepWatchdog watch(print, examination, true);
   watch.begin("starting MPI");
   const auto start = try_mpi_alone(options.start_mpi);
   watch.begin("trying the storage " + options.storage.string());
@@ -183,7 +183,7 @@ ExitCode examine_alone(const DoctorOptions& options, const Print& print) {
   return code;
 }
 
-/// Reports a mistake of the launcher because of which nothing else can be examined.
+/// Reports that the launcher has started each rank alone, so that nothing else can be examined. One rank prints it.
 ExitCode report_separate_worlds(const detail::launch::SeparateWorlds& worlds, Examination examination,
                                 const Print& print) {
   examination.findings = {{to_mend, "MPI", worlds.fact, worlds.remedy, {examination.host}}};
@@ -192,7 +192,7 @@ ExitCode report_separate_worlds(const detail::launch::SeparateWorlds& worlds, Ex
 }
 
 /// Makes the checks in which all ranks take part together. Returns the findings on rank 0.
-Findings look_together(const Communicator& world, const DoctorOptions& options, Watch& watch,
+Findings look_together(const Communicator& world, const DoctorOptions& options, StepWatchdog& watch,
                        Examination& examination) {
   const auto& topology = world.topology();
   watch.begin("the first messages between the ranks");
@@ -267,7 +267,7 @@ Findings look_together(const Communicator& world, const DoctorOptions& options, 
       hosts[0]);
   add(findings, check_slurm(nodes[0].at("slurm"), std::chrono::system_clock::now()), hosts[0]);
   for (std::size_t n = 0; n < nodes.size(); ++n) {
-    // Containers may have the same host name.
+    // Two nodes may have the same host name, as containers do.
     const auto name = examination.facts.contains(hosts[n]) ? detail::str(hosts[n], " (", n, ")") : hosts[n];
     examination.facts[name] = std::move(nodes[n]);
   }
@@ -284,9 +284,9 @@ ExitCode examine_ranks(const detail::launch::StartedBy& start, const DoctorOptio
   const char* const here = environment("OMPI_COMM_WORLD_LOCAL_SIZE");
   const int nodes = here != nullptr && std::atoi(here) == start.processes ? 1 : 2;  // 2 stands for two or more
   add(if_it_hangs.findings, check_network(network, nodes), examination.host);
-  Watch watch(print, std::move(if_it_hangs), start.number == 0);
+  StepWatchdog watch(print, std::move(if_it_hangs), start.number == 0);
   watch.begin("starting MPI on all ranks");
-  detail::log::configure(0, detail::log::Level::error);  // not a warning: a finding will say the same
+  detail::log::configure(0, detail::log::Level::error);  // no warnings: the findings will say the same
   const detail::comm::MpiScope mpi;
   const auto& world = mpi.world();
   if (const auto worlds = separate_worlds(environment, world.size(), detail::comm::mpi_library()))
@@ -301,7 +301,7 @@ ExitCode examine_ranks(const detail::launch::StartedBy& start, const DoctorOptio
     watch.printed();
     return static_cast<ExitCode>(world.all_reduce(static_cast<std::int64_t>(code)));
   } catch (const Error& error) {
-    // The ranks do not answer each other any more, so this ends all of them.
+    // The ranks do not answer each other any more. So each rank exits without finalising MPI, which would wait for all.
     if (world.rank() == 0)
       finish(examination,
              {{may_pass,

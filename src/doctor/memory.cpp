@@ -16,9 +16,9 @@ namespace muster::detail::doctor {
 namespace {
 
 constexpr double mb = 1e6;
-/// What Open MPI needs for its own messages. With less room, it complains and may not start.
+/// What Open MPI needs in /dev/shm for its own messages. With less room, it complains and may not start.
 constexpr double mpi_bytes_per_rank = 4.2 * mb;
-/// That, plus the buffers of muster's collectives and some small gradients.
+/// What Open MPI needs, plus the buffers of muster's collectives and some small gradients.
 constexpr double wanted_bytes_per_rank = 32 * mb;
 
 /// Returns the choice in brackets: "madvise" in "always [madvise] never"; null if the kernel has no such file.
@@ -29,7 +29,7 @@ Json chosen_in(const std::filesystem::path& file) {
   return line.substr(begin + 1, end - begin - 1);
 }
 
-/// Returns why no segment of shared memory can be made in this folder; empty if one can.
+/// Returns why no segment of shared memory can be made in this folder; empty if one can, or if only space is missing.
 std::string try_segment(const std::filesystem::path& folder) {
   auto name = (folder / "muster-doctor-XXXXXX").string();
   const int file = ::mkostemp(name.data(), O_CLOEXEC);
@@ -37,7 +37,7 @@ std::string try_segment(const std::filesystem::path& folder) {
   ::unlink(name.c_str());
   const int error = ::posix_fallocate(file, 0, 4096);
   ::close(file);
-  // If the file system is full, its free space will show that.
+  // A full file system is no problem here: "free_bytes" shows it.
   return error == 0 || error == ENOSPC ? "" : std::strerror(error);
 }
 

@@ -8,7 +8,7 @@
 namespace muster::detail::doctor {
 namespace {
 
-/// Returns which MPI has printed this text, by its library or its mpirun; empty if it is another MPI.
+/// Returns "Open MPI", "Intel MPI" or "MPICH" if the library or the mpirun of that MPI has printed this text; else "".
 std::string family_of(const std::string& text) {
   if (text.find("Open MPI") != std::string::npos || text.find("OpenRTE") != std::string::npos) return "Open MPI";
   if (text.find("Intel(R) MPI") != std::string::npos) return "Intel MPI";
@@ -55,7 +55,7 @@ Findings check_launcher(const Json& facts, const std::string& library) {
 
 }  // namespace
 
-Json look_at_mpi(const std::string& library, const Environment& environment, const Run& run) {
+Json look_at_mpi(const std::string& library, const Environment& environment, const RunProgram& run) {
   Json facts{{"library", library}, {"mpirun", nullptr}, {"srun", !find_program("srun", environment("PATH")).empty()}};
   for (const auto& name : {launch::launcher_of(library), std::string("mpiexec")}) {
     const auto found = find_program(name, environment("PATH"));
@@ -84,7 +84,7 @@ Findings check_mpi(const Json& facts, const MpiStart& start) {
          library + " lets only one thread call it, so that gloo, NCCL, sweeps and async_save do not work",
          "Use an MPI with MPI_THREAD_MULTIPLE"});
   const bool alone = start.launcher.empty();
-  // If a launcher has started this process, its own version matters, not the one in PATH.
+  // If a launcher has started this process, the mpirun in PATH does not matter.
   if (alone) {
     auto more = check_launcher(facts, library);
     findings.insert(findings.end(), more.begin(), more.end());

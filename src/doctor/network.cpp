@@ -70,7 +70,7 @@ Findings check_network(const Json& facts, int nodes) {
   std::string names;
   for (const auto& one : facts.at("interfaces")) {
     const auto name = one.at("name").get<std::string>();
-    // Every interface has a link-local IPv6 address.
+    // Leave out link-local IPv6 addresses: every interface has one.
     if (one.at("address").get<std::string>().starts_with("fe80")) continue;
     names += (names.empty() ? "" : ", ") + name + " " + one.at("address").get<std::string>();
   }

@@ -26,7 +26,7 @@ std::string without_numbers(std::string text) {
   return text;
 }
 
-struct Compared {
+struct ComparedFact {
   const char *key, *name, *remedy;
   Finding::Severity severity;
 };
@@ -35,7 +35,7 @@ struct Compared {
 
 Findings check_differences(const std::vector<Json>& nodes) {
   using enum Finding::Severity;
-  static constexpr Compared compared[] = {
+  static constexpr ComparedFact compared[] = {
       {"muster", "muster", "Install the same muster on all nodes, best on a shared file system", to_mend},
       {"libtorch", "libtorch", "Install the same libtorch on all nodes: others give other numbers, or fail", to_mend},
       {"mpi", "MPI", "Install the same MPI on all nodes", to_mend},

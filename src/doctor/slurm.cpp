@@ -36,7 +36,7 @@ std::string value(const Json& pairs, const char* key) {
 
 }  // namespace
 
-Json look_at_slurm(const Environment& environment, const Run& run) {
+Json look_at_slurm(const Environment& environment, const RunProgram& run) {
   const char* const job = environment("SLURM_JOB_ID");
   const auto config = run({"scontrol", "show", "config"});
   if (job == nullptr && config.is_null()) return nullptr;
@@ -67,7 +67,7 @@ Findings check_slurm(const Json& facts, std::chrono::system_clock::time_point no
   if (const auto wait = value(config, "KillWait"); !wait.empty() && std::atoi(wait.c_str()) < short_wait_s)
     findings.push_back({warning, "Slurm", "KillWait leaves " + wait + " to save at the end of the allocation",
                         "Have the job signalled before with sbatch --signal=B:USR1@120"});
-  // Possible values: "OFF", "REQUEUE", "GANG,SUSPEND".
+  // PreemptMode is "OFF", "CANCEL", "REQUEUE", "GANG,SUSPEND" or another list of such words.
   if (const auto mode = value(config, "PreemptMode"); mode.find("CANCEL") != std::string::npos)
     findings.push_back(
         {warning, "Slurm", "PreemptMode is " + mode + ": a preempted job is not queued again",

@@ -26,10 +26,10 @@ namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t speed_bytes = std::size_t{64} << 20, chunk_bytes = std::size_t{4} << 20;
-constexpr std::chrono::seconds speed_limit{3};
+constexpr std::chrono::seconds speed_test_time{3};
 constexpr double little_space = 1e9, no_space = 100e6, few_inodes = 1000, slow = 20e6;
 
-/// Returns the name of a file system's type, by its magic number (statfs(2)).
+/// Returns the name of a file system's type, by its magic number (statfs(2)); empty if it is not known here.
 std::string type_of(long magic) {
   static const std::map<long, const char*> names{
       {0xEF53, "ext4"},       {0x58465342, "XFS"},     {0x9123683E, "Btrfs"},  {0x01021994, "tmpfs"},
@@ -56,12 +56,12 @@ class Descriptor {
   int number_;
 };
 
-/// Records the failed calls in the facts about a storage.
-class Tries {
+/// Records failed system calls under "problems" in the facts about a storage.
+class FailedCalls {
  public:
-  explicit Tries(Json& facts) : facts_(facts) {}
+  explicit FailedCalls(Json& facts) : facts_(facts) {}
 
-  /// Returns true if a call has succeeded. If its `result` is -1, records the failure.
+  /// Returns true if a call has succeeded. If its `result` is negative, records the failure with errno.
   bool worked(const char* doing, int result) {
     if (result >= 0) return true;
     facts_["problems"].push_back({{"doing", doing}, {"error", errno}, {"text", std::strerror(errno)}});
@@ -80,12 +80,12 @@ bool can_lock(int file) {
   return ::fcntl(file, F_OFD_SETLK, &range) == 0;
 }
 
-void try_small_files(const fs::path& folder, Json& facts, Tries& tries) {
+void try_small_files(const fs::path& folder, Json& facts, FailedCalls& failed_calls) {
   const auto first = folder / "first", second = folder / "second";
   const Descriptor file(::open(first.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  if (!tries.worked("creating a file", file.number())) return;
-  if (!tries.worked("writing", static_cast<int>(::write(file.number(), "muster", 6)))) return;
-  tries.worked("writing a file to the disk (fsync)", ::fsync(file.number()));
+  if (!failed_calls.worked("creating a file", file.number())) return;
+  if (!failed_calls.worked("writing", static_cast<int>(::write(file.number(), "muster", 6)))) return;
+  failed_calls.worked("writing a file to the disk (fsync)", ::fsync(file.number()));
   struct stat status {};
   timespec now{};
   ::clock_gettime(CLOCK_REALTIME, &now);
@@ -94,18 +94,18 @@ void try_small_files(const fs::path& folder, Json& facts, Tries& tries) {
                              1e-9 * static_cast<double>(status.st_mtim.tv_nsec - now.tv_nsec);
   facts["locks"] = can_lock(file.number());
   const Descriptor other(::open(second.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  if (!tries.worked("creating a file", other.number())) return;
-  tries.worked("renaming a file over another one", ::rename(first.c_str(), second.c_str()));
+  if (!failed_calls.worked("creating a file", other.number())) return;
+  failed_calls.worked("renaming a file over another one", ::rename(first.c_str(), second.c_str()));
   const Descriptor whole(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (tries.worked("opening a folder", whole.number()))
-    tries.worked("writing a folder to the disk (fsync)", ::fsync(whole.number()));
+  if (failed_calls.worked("opening a folder", whole.number()))
+    failed_calls.worked("writing a folder to the disk (fsync)", ::fsync(whole.number()));
 }
 
-void try_speed(const fs::path& folder, Json& facts, Tries& tries) {
+void try_speed(const fs::path& folder, Json& facts, FailedCalls& failed_calls) {
   const auto path = folder / "large";
   Descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  if (!tries.worked("creating a file", file.number())) return;
-  ::unlink(path.c_str());  // so that nothing is left if this process is killed
+  if (!failed_calls.worked("creating a file", file.number())) return;
+  ::unlink(path.c_str());  // so that the file is not left if this process is killed
   const std::unique_ptr<std::byte, decltype(&std::free)> chunk(
       static_cast<std::byte*>(std::aligned_alloc(4096, chunk_bytes)), std::free);
   if (chunk == nullptr) return;
@@ -115,7 +115,7 @@ void try_speed(const fs::path& folder, Json& facts, Tries& tries) {
   bool direct = ::fcntl(file.number(), F_SETFL, flags | O_DIRECT) == 0;
   const auto begin = Clock::now();
   std::size_t written = 0;
-  while (written < speed_bytes && Clock::now() - begin < speed_limit) {
+  while (written < speed_bytes && Clock::now() - begin < speed_test_time) {
     const auto count = ::pwrite(file.number(), chunk.get(), chunk_bytes, static_cast<off_t>(written));
     if (count < 0 && errno == EINTR) continue;
     if (count < 0 && errno == EINVAL && direct) {
@@ -123,10 +123,10 @@ void try_speed(const fs::path& folder, Json& facts, Tries& tries) {
       ::fcntl(file.number(), F_SETFL, flags);
       continue;
     }
-    if (!tries.worked("writing 64 MB", static_cast<int>(std::min<ssize_t>(count, 1)))) return;
+    if (!failed_calls.worked("writing 64 MB", static_cast<int>(std::min<ssize_t>(count, 1)))) return;
     written += static_cast<std::size_t>(count);
   }
-  if (!tries.worked("writing 64 MB to the disk (fsync)", ::fsync(file.number()))) return;
+  if (!failed_calls.worked("writing 64 MB to the disk (fsync)", ::fsync(file.number()))) return;
   facts["direct"] = direct;
   const std::chrono::duration<double> took = Clock::now() - begin;
   facts["write_bytes_per_s"] = std::llround(static_cast<double>(written) / std::max(1e-9, took.count()));
@@ -163,20 +163,20 @@ Json look_at_storage(const fs::path& path) {
              {"clock_ahead_s", nullptr},
              {"problems", Json::array()},
              {"write_bytes_per_s", nullptr}};
-  Tries tries(facts);
+  FailedCalls failed_calls(facts);
   struct statfs type {};
   struct statvfs space {};
-  if (!tries.worked("looking at the file system", ::statfs(place.c_str(), &type)) ||
-      !tries.worked("looking at the file system", ::statvfs(place.c_str(), &space)))
+  if (!failed_calls.worked("looking at the file system", ::statfs(place.c_str(), &type)) ||
+      !failed_calls.worked("looking at the file system", ::statvfs(place.c_str(), &space)))
     return facts;
   facts["type"] = type_of(type.f_type);
   facts["free_bytes"] = space.f_bavail * space.f_frsize;
   // Some file systems make inodes when they are needed and report 0.
   if (space.f_files > 0) facts["free_inodes"] = space.f_favail;
   auto name = (place / ".muster-doctor-XXXXXX").string();
-  if (!tries.worked("making a folder", ::mkdtemp(name.data()) == nullptr ? -1 : 0)) return facts;
-  try_small_files(name, facts, tries);
-  if (facts["problems"].empty()) try_speed(name, facts, tries);
+  if (!failed_calls.worked("making a folder", ::mkdtemp(name.data()) == nullptr ? -1 : 0)) return facts;
+  try_small_files(name, facts, failed_calls);
+  if (facts["problems"].empty()) try_speed(name, facts, failed_calls);
   std::error_code error;
   fs::remove_all(name, error);
   if (error)

@@ -26,8 +26,8 @@ struct BackendChoice {
 /// that are not named keep the default. Throws an Error (ExitCode::usage) for anything else.
 BackendChoice parse_backends(std::string_view text);
 
-/// Returns the choice for training on GPUs: if `text` does not name a backend for GPUs and this build has NCCL, adds
-/// NCCL for them.
+/// Returns `text`, a choice for parse_backends(), for training on GPUs: adds NCCL for GPUs if the text names no backend
+/// for them and `has_nccl` is true.
 std::string backends_for_gpus(std::string_view text, bool has_nccl);
 
 /// Makes the gloo backend, for tensors on the CPU, and on GPUs with a copy through the CPU. The ranks connect by TCP:

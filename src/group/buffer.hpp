@@ -29,7 +29,7 @@ class Buffer {
   /// The elements in the tensor's order, contiguous, without gradient.
   const at::Tensor& memory() const noexcept { return memory_; }
   void* data() const;
-  /// Returns a message to or from `rank`: `count` elements from `first` on; as bytes if comm does not have their type.
+  /// Returns a message to or from `rank`: `count` elements from `first` on; as bytes if `comm/` lacks their type.
   comm::Message message(int rank, std::size_t first, std::size_t count) const;
   comm::Message message(int rank) const { return message(rank, 0, count()); }
   /// The type in which message() counts elements.
@@ -37,11 +37,12 @@ class Buffer {
 
   /// Multiplies the operation's input by `factor`; a tensor that is only read is not changed.
   void scale(const at::Scalar& factor);
-  /// Makes finish() divide the sum by the number of ranks. 16-bit types are sent as float, on all ranks, since a sum
-  /// may be too large for them although its average is not.
+  /// Makes finish() divide the sum by `ranks`, unless the tensor is only read. All ranks then send 16-bit floats as
+  /// float, since a sum may be too large for 16 bits although its average is not.
   void average_over(int ranks);
 
-  /// The last step of the operation: divides, and copies the result to the tensor if it has other memory.
+  /// The last step of the operation: divides if average_over() was called, and copies memory() to the tensor if
+  /// memory() is a copy.
   void finish();
 
  private:

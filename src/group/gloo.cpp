@@ -21,13 +21,14 @@ using c10d::ProcessGroupGloo;
 
 bool is_loopback(const std::string& numeric) { return numeric.starts_with("127.") || numeric == "::1"; }
 
-std::string numeric(const sockaddr* address, socklen_t length) {
+std::string numeric_address(const sockaddr* address, socklen_t length) {
   char text[NI_MAXHOST] = {};
   return ::getnameinfo(address, length, text, sizeof text, nullptr, 0, NI_NUMERICHOST) == 0 ? text : "";
 }
 
-/// Returns an address of this host that other hosts can reach: that of its name, or the first interface's IPv4 address
-/// if the name means loopback, as in many hosts' /etc/hosts. Returns the name if there is no such interface.
+/// Returns an address of this host that other hosts can reach: that of its name. If the name is unknown or means
+/// loopback, as in many hosts' /etc/hosts, returns the IPv4 address of the first interface that is up; if there is none
+/// but the loopback, the name.
 std::string address_of(const std::string& host) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
@@ -35,7 +36,8 @@ std::string address_of(const std::string& host) {
   if (::getaddrinfo(host.c_str(), nullptr, &hints, &found) == 0) {
     const std::unique_ptr<addrinfo, void (*)(addrinfo*)> freed(found, ::freeaddrinfo);
     for (const auto* one = found; one != nullptr; one = one->ai_next)
-      if (const auto text = numeric(one->ai_addr, one->ai_addrlen); !text.empty() && !is_loopback(text)) return text;
+      if (const auto text = numeric_address(one->ai_addr, one->ai_addrlen); !text.empty() && !is_loopback(text))
+        return text;
   }
   ifaddrs* interfaces = nullptr;
   if (::getifaddrs(&interfaces) == 0) {
@@ -43,7 +45,7 @@ std::string address_of(const std::string& host) {
     for (const auto* one = interfaces; one != nullptr; one = one->ifa_next)
       if (one->ifa_addr != nullptr && one->ifa_addr->sa_family == AF_INET && (one->ifa_flags & IFF_UP) != 0 &&
           (one->ifa_flags & IFF_LOOPBACK) == 0)
-        return numeric(one->ifa_addr, sizeof(sockaddr_in));
+        return numeric_address(one->ifa_addr, sizeof(sockaddr_in));
   }
   return host;
 }

@@ -30,11 +30,11 @@ using comm::Message;
 }
 
 /// Returns a text such as "3 ranks".
-std::string num_ranks(int size) { return counted(size, "rank"); }
+std::string ranks_text(int size) { return counted(size, "rank"); }
 
 /// Returns the only entry of a list that c10d provides for several devices per rank.
 template <class T>
-T& only(const Work& work, std::vector<T>& list) {
+T& only_entry(const Work& work, std::vector<T>& list) {
   if (list.size() != 1)
     refuse(work, str(list.size(), " tensors or lists of tensors were given instead of one"),
            "Each rank has one device; use the coalesced operations for several tensors");
@@ -65,7 +65,7 @@ std::vector<std::size_t> split_counts(const Work& work, const Buffer& buffer, co
   const auto rows = buffer.memory().size(0);
   const auto ranks = static_cast<std::size_t>(size);
   if (splits.empty() && rows % size != 0)
-    refuse(work, str(rows, " rows do not divide by ", num_ranks(size)), "Give the sizes of the splits");
+    refuse(work, str(rows, " rows do not divide by ", ranks_text(size)), "Give the sizes of the splits");
   const auto parts = splits.empty() ? std::vector<int64_t>(ranks, rows / size) : splits;
   const bool negative = std::any_of(parts.begin(), parts.end(), [](int64_t part) { return part < 0; });
   if (parts.size() != ranks || negative || std::accumulate(parts.begin(), parts.end(), int64_t{0}) != rows)
@@ -132,7 +132,7 @@ int MpiBackend::checked_rank(const Work& work, int64_t rank) const {
 
 const MpiBackend::Tensors& MpiBackend::one_per_rank(const Work& work, const Tensors& tensors) const {
   if (tensors.size() != static_cast<std::size_t>(size_))
-    refuse(work, str(tensors.size(), " tensors for ", num_ranks(size_)), "Give one for each rank");
+    refuse(work, str(tensors.size(), " tensors for ", ranks_text(size_)), "Give one for each rank");
   return tensors;
 }
 
@@ -158,7 +158,7 @@ std::vector<Message> MpiBackend::to_all(const Buffer& buffer) const {
 }
 
 at::Tensor MpiBackend::allocateTensor(long size, at::TensorOptions options) {
-  // supportsTensorAlloc() gets only an index, so it cannot refuse GPUs.
+  // supportsTensorAlloc() gets only a device's index, not its type, so it cannot refuse GPUs.
   if (!options.device().is_cpu()) return at::empty({size}, options);
   const auto bytes = static_cast<std::size_t>(size) * options.dtype().itemsize();
   const auto memory = collectives_.communicator().shared_memory(bytes);
@@ -169,7 +169,8 @@ at::Tensor MpiBackend::allocateTensor(long size, at::TensorOptions options) {
 MpiBackend::Started MpiBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   auto work = begin(c10d::OpType::BROADCAST, "muster:broadcast", tensors, options.timeout, options.asyncOp);
   const int root = checked_rank(*work, options.rootRank);
-  const auto& buffer = work->keep_buffer(only(*work, tensors), rank_ == root ? Access::read : Access::write, true);
+  const auto& buffer =
+      work->keep_buffer(only_entry(*work, tensors), rank_ == root ? Access::read : Access::write, true);
   work->add([this, &buffer, root] {
     const auto message = buffer.message(root);
     return collectives_.broadcast(message.data, message.count, buffer.wire_type(), root);
@@ -179,7 +180,7 @@ MpiBackend::Started MpiBackend::broadcast(Tensors& tensors, const c10d::Broadcas
 
 // Reductions.
 
-/// Applies what the reduction needs before the sum, and notes what it needs after it.
+/// Multiplies by the factor of PREMUL_SUM; for AVG, makes the buffer's finish() divide the sum.
 void MpiBackend::prepare(Buffer& buffer, const Reduction& reduction) const {
   if (reduction.factor) buffer.scale(*reduction.factor);
   if (reduction.average) buffer.average_over(size_);
@@ -197,7 +198,7 @@ void MpiBackend::all_reduce(Work& work, const at::Tensor& tensor, const c10d::Re
 MpiBackend::Started MpiBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   if (tensors.size() == 1 && tensors[0].defined() && tensors[0].is_sparse()) return allreduce_sparse(tensors, options);
   auto work = begin(c10d::OpType::ALLREDUCE, "muster:all_reduce", tensors, options.timeout, options.asyncOp);
-  all_reduce(*work, only(*work, tensors), options.reduceOp);
+  all_reduce(*work, only_entry(*work, tensors), options.reduceOp);
   return start(std::move(work));
 }
 
@@ -205,7 +206,7 @@ MpiBackend::Started MpiBackend::allreduce(Tensors& tensors, const c10d::Allreduc
 MpiBackend::Started MpiBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) {
   constexpr auto title = "muster:sparse_all_reduce";
   const auto checked = begin(c10d::OpType::_ALLREDUCE_SPARSE, title, tensors, options.timeout, options.asyncOp);
-  auto tensor = only(*checked, tensors);
+  auto tensor = only_entry(*checked, tensors);
   const bool is_average = options.reduceOp == c10d::ReduceOp::AVG;
   if (!tensor.defined() || !tensor.is_sparse())
     refuse(*checked, "the tensor is not sparse in coordinates", "Use to_sparse_coo()");
@@ -258,7 +259,7 @@ MpiBackend::Started MpiBackend::allreduce_coalesced(Tensors& tensors, const c10d
 MpiBackend::Started MpiBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
   auto work = begin(c10d::OpType::REDUCE, "muster:reduce", tensors, options.timeout, options.asyncOp);
   const int root = checked_rank(*work, options.rootRank);
-  auto& buffer = work->keep_buffer(only(*work, tensors), rank_ == root ? Access::update : Access::read, true);
+  auto& buffer = work->keep_buffer(only_entry(*work, tensors), rank_ == root ? Access::update : Access::read, true);
   const auto reduction = reduction_of(options.reduceOp, buffer.scalar_type(), work->error_prefix());
   work->add([this, &buffer, reduction, root] {
     prepare(buffer, reduction);
@@ -289,8 +290,8 @@ MpiBackend::Started MpiBackend::reduce_scatter(Tensors& outputs, std::vector<Ten
                                                const c10d::ReduceScatterOptions& options) {
   auto work = begin(c10d::OpType::REDUCE_SCATTER, "muster:reduce_scatter", inputs.empty() ? Tensors() : inputs.front(),
                     options.timeout, options.asyncOp);
-  const auto& tensors = one_per_rank(*work, only(*work, inputs));
-  auto& output = work->keep_buffer(only(*work, outputs), Access::write);
+  const auto& tensors = one_per_rank(*work, only_entry(*work, inputs));
+  auto& output = work->keep_buffer(only_entry(*work, outputs), Access::write);
   std::vector<Buffer*> blocks;
   for (const auto& tensor : tensors) blocks.push_back(&work->keep_buffer(tensor, Access::read));
   reduce_blocks(*work, output, blocks, options.reduceOp);
@@ -351,7 +352,7 @@ void MpiBackend::all_gather_even(Work& work, const at::Tensor& output, const at:
 MpiBackend::Started MpiBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                           const c10d::AllgatherOptions& options) {
   auto work = begin(c10d::OpType::ALLGATHER, "muster:all_gather", inputs, options.timeout, options.asyncOp);
-  all_gather(*work, only(*work, outputs), only(*work, inputs));
+  all_gather(*work, only_entry(*work, outputs), only_entry(*work, inputs));
   return start(std::move(work));
 }
 
@@ -389,9 +390,9 @@ MpiBackend::Started MpiBackend::gather(std::vector<Tensors>& outputs, Tensors& i
                                        const c10d::GatherOptions& options) {
   auto work = begin(c10d::OpType::GATHER, "muster:gather", inputs, options.timeout, options.asyncOp);
   const int root = checked_rank(*work, options.rootRank);
-  const auto& in = work->keep_buffer(only(*work, inputs), Access::read);
+  const auto& in = work->keep_buffer(only_entry(*work, inputs), Access::read);
   std::vector<Message> receives;
-  if (rank_ == root) receives = messages_of(*work, only(*work, outputs), Access::write, in);
+  if (rank_ == root) receives = messages_of(*work, only_entry(*work, outputs), Access::write, in);
   exchange(*work, {in.message(root)}, receives, in.wire_type());
   return start(std::move(work));
 }
@@ -401,9 +402,9 @@ MpiBackend::Started MpiBackend::scatter(Tensors& outputs, std::vector<Tensors>& 
   auto work = begin(c10d::OpType::SCATTER, "muster:scatter", inputs.empty() ? Tensors() : inputs.front(),
                     options.timeout, options.asyncOp);
   const int root = checked_rank(*work, options.rootRank);
-  const auto& out = work->keep_buffer(only(*work, outputs), Access::write);
+  const auto& out = work->keep_buffer(only_entry(*work, outputs), Access::write);
   std::vector<Message> sends;
-  if (rank_ == root) sends = messages_of(*work, only(*work, inputs), Access::read, out);
+  if (rank_ == root) sends = messages_of(*work, only_entry(*work, inputs), Access::read, out);
   exchange(*work, sends, {out.message(root)}, out.wire_type());
   return start(std::move(work));
 }
@@ -447,7 +448,7 @@ MpiBackend::Started MpiBackend::alltoall_base(at::Tensor& output, at::Tensor& in
 
 MpiBackend::Started MpiBackend::send(Tensors& tensors, int to, int tag) {
   auto work = begin(c10d::OpType::SEND, "muster:send", tensors);
-  const auto& buffer = work->keep_buffer(only(*work, tensors), Access::read);
+  const auto& buffer = work->keep_buffer(only_entry(*work, tensors), Access::read);
   const auto message = buffer.message(checked_rank(*work, to));
   check_tag(*work, tag);
   work->add(
@@ -457,7 +458,7 @@ MpiBackend::Started MpiBackend::send(Tensors& tensors, int to, int tag) {
 
 MpiBackend::Started MpiBackend::recv(Tensors& tensors, int from, int tag) {
   auto work = begin(c10d::OpType::RECV, "muster:recv", tensors);
-  const auto& buffer = work->keep_buffer(only(*work, tensors), Access::write);
+  const auto& buffer = work->keep_buffer(only_entry(*work, tensors), Access::write);
   const auto message = buffer.message(checked_rank(*work, from));
   check_tag(*work, tag);
   work->add([=, this, type = buffer.wire_type()] {
@@ -468,7 +469,7 @@ MpiBackend::Started MpiBackend::recv(Tensors& tensors, int from, int tag) {
 
 MpiBackend::Started MpiBackend::recvAnysource(Tensors& tensors, int tag) {
   auto work = begin(c10d::OpType::RECVANYSOURCE, "muster:recvAnySource", tensors);
-  const auto& buffer = work->keep_buffer(only(*work, tensors), Access::write);
+  const auto& buffer = work->keep_buffer(only_entry(*work, tensors), Access::write);
   const auto message = buffer.message(rank_);
   check_tag(*work, tag);
   work->add([=, this, type = buffer.wire_type()] {

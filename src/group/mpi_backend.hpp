@@ -19,15 +19,16 @@ namespace muster::detail::group {
 /// The contract. All ranks start the same collectives in the same order, with the same types, counts and options; they
 /// may wait for them in any order. Only one thread at a time may start operations and call their Works, and no thread
 /// is made, unless the backend is torch.distributed's (torch_backend.hpp). The functions here only start an operation;
-/// it advances inside its Work (see there). Do not touch its tensors before it has finished. monitoredBarrier() and
-/// reductions of sparse tensors wait for all ranks before they return.
+/// it advances inside calls on a Work (work.hpp). Do not touch its tensors before it has finished. monitoredBarrier()
+/// waits for all ranks before it returns, and so does a reduction of sparse tensors, which first exchanges sizes.
 ///
 /// Any dense tensor can be used: one that is not contiguous, or on a GPU, is copied in and back. Inputs are not
 /// written; reduce() writes its tensor only on the root. If c10d takes a list of tensors (allgather, gather, scatter,
-/// reduce_scatter, alltoall), their sizes may differ from rank to rank. Half and bfloat16 are reduced in float and
-/// rounded on each node, or by MPI at every step. Their averages travel as float and are rounded once, since the sum
-/// may be too large for the type. allreduce() sums and averages sparse tensors, too. For anything unsupported, the
-/// starting call throws an Error (ExitCode::usage) before anything is sent or written.
+/// reduce_scatter, alltoall), their sizes may differ from rank to rank. Half and bfloat16 are reduced in float: in a
+/// node's memory all ranks' values at once, with one rounding; by MPI two values at a time, with a rounding each time.
+/// Averages of them are sent as float and rounded once, since the sum may be too large for the type. allreduce() sums
+/// and averages sparse tensors, too. For anything unsupported, the starting call throws an Error (ExitCode::usage)
+/// before anything is sent or written.
 class MpiBackend final : public c10d::Backend {
  public:
   using Tensors = std::vector<at::Tensor>;
@@ -45,8 +46,8 @@ class MpiBackend final : public c10d::Backend {
 
   bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
   /// Returns a vector of `size` elements on the device of `options`. On the CPU, the default, it lies, if possible, in
-  /// memory that the ranks of a node share, so all-reduces of it within the node need no copy; there it is collective,
-  /// unlike torch's.
+  /// memory that the ranks of a node share, so all-reduces of it within the node need no copy. For the CPU the call is
+  /// collective, unlike torch's.
   at::Tensor allocateTensor(long size, at::TensorOptions options = {}) override;
 
   Started broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
@@ -79,8 +80,8 @@ class MpiBackend final : public c10d::Backend {
   Started recvAnysource(Tensors& tensors, int tag) override;
 
   Started barrier(const c10d::BarrierOptions& options) override;
-  /// Returns when all ranks have called it. Past the timeout rank 0 names the first rank that has not come, or all such
-  /// ranks if `wait_all_ranks`, in the words of torch's gloo; after that, do not call it again on this group.
+  /// Returns when all ranks have called it. Past the timeout it throws. Rank 0's Error names the first missing rank, or
+  /// with `wait_all_ranks` all of them, in the words of torch's gloo. Then do not call it again on this group.
   void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
 
  private:
@@ -103,7 +104,8 @@ class MpiBackend final : public c10d::Backend {
   int checked_rank(const Work& work, int64_t rank) const;
   /// Returns the list. Throws an Error unless it has one entry for every rank.
   const Tensors& one_per_rank(const Work& work, const Tensors& tensors) const;
-  /// Returns the messages that transfer tensors[r] to or from rank r; the tensors must have the type of `other`.
+  /// Returns the messages that send tensors[r] to rank r (Access::read) or receive it from there (Access::write). The
+  /// tensors must have the type of `other`, this rank's tensor on the other side, and tensors[rank_] also its size.
   std::vector<comm::Message> messages_of(Work& work, const Tensors& tensors, Access access, const Buffer& other) const;
   std::vector<comm::Message> to_all(const Buffer& buffer) const;
 

@@ -24,7 +24,8 @@ using namespace std::chrono_literals;
 Bytes bytes_of(std::string_view text) { return {text.begin(), text.end()}; }
 std::int64_t number_of(const Bytes& bytes) { return std::stoll(std::string(bytes.begin(), bytes.end())); }
 
-/// Calls ready() until it is true; false if gives_up() is true before. Sleeps between the calls, longer each time.
+/// Calls ready() until it is true; false if gives_up() is true before. Sleeps between the calls: first 20 µs, then
+/// longer each time, up to 10 ms.
 template <class Ready, class GivesUp>
 bool poll_until(Ready&& ready, GivesUp&& gives_up) {
   for (auto nap = 20us; !ready(); nap = std::min<std::chrono::microseconds>(nap * 2, 10ms)) {
@@ -35,14 +36,14 @@ bool poll_until(Ready&& ready, GivesUp&& gives_up) {
 }
 
 template <class Field>
-void append(Bytes& message, const Field& field) {
+void append_field(Bytes& message, const Field& field) {
   const std::uint64_t length = field.size();
   const auto* first = reinterpret_cast<const std::uint8_t*>(&length);
   message.insert(message.end(), first, first + sizeof length);
   message.insert(message.end(), field.begin(), field.end());
 }
 
-Bytes take(const Bytes& message, std::size_t& at) {
+Bytes take_field(const Bytes& message, std::size_t& at) {
   std::uint64_t length = 0;
   std::copy_n(message.begin() + static_cast<std::ptrdiff_t>(at), sizeof length,
               reinterpret_cast<std::uint8_t*>(&length));
@@ -54,18 +55,18 @@ Bytes take(const Bytes& message, std::size_t& at) {
 
 Bytes pack(const StoreRequest& store_request) {
   Bytes message{static_cast<std::uint8_t>(store_request.kind)};
-  append(message, store_request.key);
-  append(message, store_request.value);
-  append(message, store_request.expected);
+  append_field(message, store_request.key);
+  append_field(message, store_request.value);
+  append_field(message, store_request.expected);
   return message;
 }
 
 StoreRequest unpack(const Bytes& message) {
   std::size_t at = 1;
-  const auto key = take(message, at);
-  auto value = take(message, at);
+  const auto key = take_field(message, at);
+  auto value = take_field(message, at);
   return {static_cast<StoreRequest::Kind>(message[0]), std::string(key.begin(), key.end()), std::move(value),
-          take(message, at)};
+          take_field(message, at)};
 }
 
 }  // namespace
@@ -94,8 +95,8 @@ std::optional<Bytes> handle(std::map<std::string, Bytes>& table, const StoreRequ
   return std::nullopt;
 }
 
-/// Sends requests to rank 0, also from rank 0 itself. Each request and its answer have their own tag, so that the
-/// answer to an abandoned request is not taken for the answer to another one.
+/// Sends requests to rank 0, also from rank 0 itself. Each request and its answer have tags of their own (used again
+/// after 16383 requests), so that the answer to an abandoned request is not taken for the answer to another one.
 class MpiStore::Connection {
  public:
   explicit Connection(Communicator communicator) : collectives_(std::move(communicator)) {
@@ -140,7 +141,7 @@ class MpiStore::Connection {
  private:
   using Announcement = std::array<std::int64_t, 2>;  // length of the request in bytes, and its tag
   static constexpr int announcement_tag = 0;
-  static constexpr int last_tag = 16383;  // for requests; answers use as many tags, and every MPI has enough for both
+  static constexpr int last_tag = 16383;      // for requests; answers use as many tags, and MPI guarantees 32767
   static constexpr std::int64_t absent = -1;  // in place of an answer's length: no such key
 
   static bool is_done(Request& request) {

@@ -18,7 +18,7 @@ namespace muster::detail::group {
 
 using Bytes = std::vector<std::uint8_t>;
 
-/// A request to the table of keys.
+/// A request to the table of keys and values, which rank 0 keeps.
 struct StoreRequest {
   enum class Kind : std::uint8_t { get, set, add, compare_set, erase, count };
   Kind kind = Kind::get;
@@ -27,8 +27,8 @@ struct StoreRequest {
   Bytes expected = {};  ///< for compare_set
 };
 
-/// Carries out a request and returns the answer. For get and erase, returns nothing if there is no such key. Numbers
-/// are in decimal, as in c10d's other stores.
+/// Carries out a request on the table and returns the answer. For get and erase, returns nothing if there is no such
+/// key. Numbers are in decimal, as in c10d's other stores.
 std::optional<Bytes> handle(std::map<std::string, Bytes>& table, const StoreRequest& store_request);
 
 /// Keys and values that the ranks of a communicator share.
@@ -40,8 +40,8 @@ std::optional<Bytes> handle(std::map<std::string, Bytes>& table, const StoreRequ
 /// requests every 10 ms.
 ///
 /// All ranks construct the store; then each rank may use it at any time, from any thread. It needs MPI_THREAD_MULTIPLE.
-/// The table lives as long as rank 0's store or a clone of it; these must be destroyed before MPI is finalised. The
-/// destructor is local.
+/// The table lives as long as rank 0's store or a clone of it, but not after close(). The store and its clones must be
+/// destroyed before MPI is finalised. The destructor is local.
 class MUSTER_INTERNAL_API MpiStore final : public c10d::Store {
  public:
   /// `communicator` must serve this store only.
@@ -58,10 +58,10 @@ class MUSTER_INTERNAL_API MpiStore final : public c10d::Store {
   bool deleteKey(const std::string& key) override;
   bool check(const std::vector<std::string>& keys) override;
   std::int64_t getNumKeys() override;
-  /// Throws an Error (ExitCode::retry) after the timeout.
+  /// Waits until all keys are set, for each key at most the timeout; past it, throws an Error (ExitCode::retry).
   void wait(const std::vector<std::string>& keys) override { wait(keys, timeout_); }
   void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override;
-  /// Ends rank 0's thread, also while clones of the store live. No rank may use it any more. Local.
+  /// Ends rank 0's thread, also while clones of the store live. No rank may use the store afterwards. Local.
   void close();
 
  private:

@@ -40,8 +40,8 @@ c10::intrusive_ptr<c10d::Backend> make_nccl(const Communicator& communicator,
   if (at::detail::getCUDAHooks().deviceCount() < 1)
     throw Error(ExitCode::data, "starting the process group", "NCCL moves tensors between GPUs and there is none here",
                 "Run where there is a GPU, or use --backend mpi");
-  // Otherwise a thread of each rank asks the store every second if another rank dumps its traces. If rank 0, and with
-  // it the store, has gone, the group would wait for an answer.
+  // Otherwise a thread of each rank asks the store every second if another rank dumps its traces. If rank 0 has ended,
+  // and the store with it, that thread would wait for an answer that does not come.
   c10::utils::set_env("TORCH_NCCL_DUMP_ON_TIMEOUT", "0", /*overwrite=*/false);
   auto options = c10d::ProcessGroupNCCL::Options::create();
   options->timeout = timeout;

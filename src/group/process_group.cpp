@@ -21,8 +21,8 @@ using c10d::ProcessGroup;
 
 namespace {
 
-/// The store of a group that has only muster's own backend, which needs none. The ranks share nothing in it, so
-/// code that waited for another rank's key would wait in vain.
+/// The store of a group that has only muster's own backend, which needs no store. The ranks share nothing in it. So
+/// every call throws an Error, instead of letting code wait in vain for another rank's key.
 class NoStore final : public c10d::Store {
  public:
   using Bytes = std::vector<std::uint8_t>;

@@ -12,7 +12,7 @@ namespace muster::detail::group {
 namespace {
 
 at::Scalar factor_of(const c10d::ReduceOp& op, std::string_view doing) {
-  // The name NCCLPreMulSumSupplement exists in older and newer releases of torch.
+  // Of the names of this class, only NCCLPreMulSumSupplement exists in both older and newer releases of torch.
   const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
   if (supplement == nullptr)
     throw Error(ExitCode::usage, doing, "PREMUL_SUM came without its factor", "Make the operation with makePreMulSum");

@@ -1,4 +1,4 @@
-// Translates c10d's reductions to those of `comm/`; some need a step before or after.
+// Translates c10d's reductions to those of `comm/`. PREMUL_SUM needs a step before the reduction, and AVG one after it.
 #pragma once
 
 #include "comm/collectives.hpp"

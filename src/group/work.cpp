@@ -14,7 +14,8 @@
 namespace muster::detail::group {
 namespace {
 
-/// Converts a muster::Error into torch's DistBackendError; leaves other exceptions. `late`: true for a timeout.
+/// Converts a muster::Error into torch's DistBackendError; returns other exceptions as they are. `late`: true if the
+/// operation has exceeded its timeout.
 std::exception_ptr as_torchs(const std::exception_ptr& failure, bool late) try {
   std::rethrow_exception(failure);
 } catch (const Error& error) {
@@ -57,7 +58,7 @@ void Work::start() {
     if (options_.for_torch) comm::require_progress("starting ", title());
     for (const auto& start : std::exchange(planned_, {})) parts_.emplace_back(start()).keep(buffers_);
   }
-  if (options_.for_torch && options_.is_async && !isCompleted()) advances_in_background();
+  if (options_.for_torch && options_.is_async && !isCompleted()) start_in_background();
 }
 
 bool Work::has_future() const {
@@ -154,7 +155,7 @@ void Work::abort() {
 
 int Work::sourceRank() const { return parts_.empty() ? -1 : parts_.front().source(); }
 
-bool Work::advances_in_background() {
+bool Work::start_in_background() {
   {
     const std::lock_guard held(mutex_);
     if (std::exchange(is_in_background_, true)) return true;
@@ -189,7 +190,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
       const std::lock_guard held(mutex_);
       if (!completed_) self_ = c10::intrusive_ptr<Work>::reclaim_copy(this);
     }
-    if (!advances_in_background()) try {
+    if (!start_in_background()) try {
         wait();
       } catch (...) {
         fail(std::current_exception());

@@ -30,15 +30,15 @@ namespace muster::detail::group {
 /// but does not end the operation: it may be waited for again.
 ///
 /// In a group of torch.distributed (torch_backend.hpp), a thread also advances the operation if MPI allows several
-/// threads, as long as the program holds the Work or a future of it. Its calls are thread-safe, and its failures are
-/// c10::DistBackendError. A future ends with that error once the operation has exceeded its timeout.
+/// threads, as long as the program holds the Work or a future of it. Calls on the Work are thread-safe. A failure is a
+/// c10::DistBackendError. A future ends with such an error once the operation has exceeded its timeout.
 class Work final : public c10d::Work {
  public:
   struct Options {
     c10d::OpType type;
     /// The operation's name in errors and in torch's profiler; must have static storage.
     const char* title;
-    /// The timeout of a wait() that names none; if empty, that of the launch.
+    /// The timeout of a wait() that names none; if empty, the timeout of the communicator, by default the launch's.
     std::optional<std::chrono::milliseconds> timeout;
     std::uint64_t sequence_number = 0;
     bool for_torch = false;  ///< true in a group of torch.distributed
@@ -50,7 +50,7 @@ class Work final : public c10d::Work {
   const char* title() const noexcept { return options_.title; }
   /// "starting " and the title: the beginning of errors about arguments.
   std::string error_prefix() const;
-  /// Keeps the tensor's memory until the operation ends. A tensor that is written is part of result().
+  /// Keeps the tensor's memory until the operation ends. It is part of result() if it is written or `is_result`.
   Buffer& keep_buffer(const at::Tensor& tensor, Access access, bool is_result = false);
   /// Adds a part of the operation, which `start` starts. It may use the memory of earlier keep_buffer() calls. The
   /// operation ends when all its parts have ended.
@@ -61,7 +61,7 @@ class Work final : public c10d::Work {
   void start();
 
   bool isCompleted() override;
-  /// Throws exception() if the operation ended with one. kNoTimeout means the timeout of the operation.
+  /// Throws exception() if the operation ended with one, and an Error past the timeout. kNoTimeout: Options::timeout.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void synchronize() override { wait(); }
   /// Ends the operation with an exception, on this rank only.
@@ -71,19 +71,20 @@ class Work final : public c10d::Work {
   /// The tensors that the operation writes on this rank; of broadcast() and reduce(), the tensor on every rank.
   std::vector<at::Tensor> result() override { return results_; }
   std::uint64_t getSequencenumber() const override { return options_.sequence_number; }
-  /// Returns a future of result(). Waits for the end, unless a thread advances the operation: a future that is not
-  /// completed would not work, since c10d's Future is final and its wait() only sleeps.
+  /// Returns a future of result(). Waits for the end, unless a thread advances the operation: torch's Future is final
+  /// and its wait() only sleeps, so waiting for an incomplete future would never advance the operation.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
  private:
-  /// Held while the operation is started or advanced; for torch only.
+  /// Returns the lock that is held while an operation starts or advances; outside of torch.distributed, an empty one.
   std::unique_lock<std::mutex> lock() const;
-  /// Call with the lock. True if this call has found the operation at its end; end() must follow, without the lock.
+  /// Call it under lock(). True if this call has found the operation at its end; then call end(), without the lock.
   bool advance();
   /// Frees the memory, and completes the Work and its future.
   void end();
   void fail(std::exception_ptr failure);
-  bool advances_in_background();
+  /// Has a thread advance this operation. False if there is no such thread, as below MPI_THREAD_MULTIPLE.
+  bool start_in_background();
   bool has_future() const;
   comm::Request* pending_part();
   std::string waiting() const { return std::string("waiting for ") + options_.title; }

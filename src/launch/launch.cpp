@@ -129,7 +129,7 @@ void Launch::State::end_launch() noexcept {
 
 Launch::Launch(int argc, char** argv, const std::string& version)
     : state_(std::make_unique<State>(std::make_shared<detail::launch::Flags>(argc, argv, version))) {
-  detail::require_home();
+  detail::ensure_home();
   prepare_malloc();
   detail::launch::stop_signal::install_handlers(/*terminate=*/detail::launch::started_by_srun(::getenv));
   // Ignore SIGXFSZ, so that a limit on the size of files makes a write fail, as a full disk does, and does not end the

@@ -44,7 +44,7 @@ c10::Device device_of(const torch::nn::Module& module) {
 }
 
 /// Makes a world for one DataParallel, so that its alarms and timeout do not affect other users of `ranks`. Collective.
-Communicator separate(const Communicator& ranks, const DataParallelOptions& options) {
+Communicator make_own_world(const Communicator& ranks, const DataParallelOptions& options) {
   constexpr auto doing = "preparing a model";
   comm::require_mpi(doing);
   std::optional<comm::ScopedTimeout> while_joining;
@@ -63,7 +63,7 @@ bool has_spare_core(const Communicator& ranks) {
   return launch::threads_for(node.masks, ranks.topology().local_rank, node.quota) > at::get_num_threads();
 }
 
-/// Refuses folders that hold other files of muster than those of save(), since saving would remove checkpoints in them.
+/// Refuses folders of runs, of sweeps and of single checkpoints: save() would remove the checkpoints of a run in them.
 void require_own_folder(const std::filesystem::path& folder) {
   for (const auto* const name : {run_names::params, run_names::history, run_names::sweep, "manifest.json"})
     if (std::filesystem::exists(status_of(folder / name)))
@@ -79,10 +79,10 @@ struct DataParallel::State {
   const Communicator ranks;
   const std::shared_ptr<step::Steps> steps = std::make_shared<step::Steps>();
   const std::shared_ptr<int> no_sync_depth = std::make_shared<int>(0);
-  const int exceptions = std::uncaught_exceptions();                   ///< uncaught exceptions when this was made
-  std::vector<std::shared_ptr<gradients::PreparedModel>> models = {};  ///< has exactly one model
+  const int exceptions = std::uncaught_exceptions();  ///< number of uncaught exceptions when this was made
+  std::vector<std::shared_ptr<gradients::PreparedModel>> models = {};  ///< one model; Join and optimizers take a list
 
-  /// Returns the absolute path. Throws an Error if the ranks name different folders. Collective.
+  /// Returns the absolute path. Throws an Error if it is empty or the ranks name different folders. Collective.
   std::filesystem::path folder(const std::filesystem::path& given) const {
     constexpr auto doing = "saving or loading a state";
     comm::require_mpi(doing);
@@ -101,7 +101,7 @@ struct DataParallel::State {
 
 DataParallel::DataParallel(const Communicator& ranks, std::shared_ptr<torch::nn::Module> module,
                            const DataParallelOptions& options) {
-  state_ = std::make_unique<State>(separate(ranks, options));
+  state_ = std::make_unique<State>(make_own_world(ranks, options));
   const auto& own = state_->ranks;
   log::configure_if_unset(own.rank());
   const watch::ScopedCallName prepare("DataParallel");

@@ -24,7 +24,7 @@ namespace {
 
 using namespace detail;
 
-/// The rows of a dataset, divided into batches.
+/// The rows of a dataset, divided into blocks of `batch_size` rows; the last may be smaller. A block becomes a batch.
 struct Blocks {
   std::int64_t rows, batch_size;
 

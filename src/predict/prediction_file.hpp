@@ -15,13 +15,13 @@ namespace muster::detail::predict {
 
 class PredictionFile {
  public:
-  /// Makes a file of `rows` rows under a temporary name beside `output`. The destructor removes it unless
-  /// put_in_place() was called. `columns` is only used on rank 0. Collective; if rank 0 cannot make the file, the Error
-  /// is the same on all ranks.
+  /// Makes a file of `rows` rows under a temporary name beside `output`. Rank 0's destructor removes it unless
+  /// put_in_place() has succeeded. `columns` is only used on rank 0. Collective; if rank 0 cannot make the file, the
+  /// Error is the same on all ranks.
   PredictionFile(const Communicator& ranks, std::filesystem::path output, const Schema& columns, std::int64_t rows);
   /// Writes these rows to the file, as rows `first` and following.
   void write(const Batch& rows, std::int64_t first);
-  /// Makes this rank's writes durable.
+  /// Makes this rank's writes durable and closes the file.
   void finish();
   /// Renames the file to `output`, replacing a file of that name. Call it when finish() has returned on all ranks.
   /// Collective; an Error is the same on all ranks.

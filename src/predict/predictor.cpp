@@ -25,7 +25,7 @@ std::string names_of(const Prediction& prediction) {
   return detail::data::joined(prediction.columns(), [](const auto& column) { return column.first; });
 }
 
-/// Returns the current GPU: the one that the rank has chosen, if it has chosen one.
+/// Returns the current GPU: the one that the rank has chosen, if it has chosen one. Throws an Error if there is none.
 at::Device current_gpu() {
   if (at::detail::getCUDAHooks().deviceCount() < 1)
     throw Error(ExitCode::data, "choosing the device", "use_gpu is set, but there is no GPU that this libtorch can use",
@@ -33,7 +33,7 @@ at::Device current_gpu() {
   return c10::impl::VirtualGuardImpl(at::kCUDA).getDevice();
 }
 
-/// Keeps the module in evaluation mode while it lives.
+/// Puts a module into evaluation mode; the destructor restores the mode of each of its parts.
 class EvaluationMode {
  public:
   /// Does nothing if `module` is null.
@@ -49,7 +49,7 @@ class EvaluationMode {
   }
 
  private:
-  /// The modes before; parents come before their children.
+  /// The modes before. Parents come before their children, since train() of a parent also changes its children.
   std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> parts_;
 };
 
@@ -74,12 +74,13 @@ struct TorchPredictor::State {
   Function function;
   PredictorOptions options;
   std::shared_ptr<torch::nn::Module> module = {};  ///< null if nothing was loaded
-  Json saved = {};                ///< state of a preprocessor that the checkpoint describes; null if there is none
+  Json saved = {};                ///< state of the preprocessor in the checkpoint; null if none is to be restored
   at::Device device = at::kCPU;   ///< the module's device
   PreprocessorPtr restored = {};  ///< the preprocessor made from `saved`, for the columns `restored_for`
   std::optional<std::set<std::string>> restored_for = {};  ///< feature columns; none before the first batch
 
-  /// Applies the preprocessor to the batch: a given preprocessor to all columns, a saved one to the feature columns.
+  /// Applies the preprocessor to the batch: the one in `options` to all columns, or one made from `saved` to the
+  /// feature columns. These are options.feature_columns, or if that is empty, all columns but `kept`.
   void preprocess(Batch& batch, const std::vector<std::string>& kept);
 };
 

@@ -36,7 +36,7 @@ namespace comm = muster::detail::comm;
 namespace group = muster::detail::group;
 namespace launch = muster::detail::launch;
 
-/// The ranks of a default group, and the store in which torch lets them find each other.
+/// The ranks of a default group, and the store in which torch lets them find each other (null until mpi_store()).
 struct World {
   Communicator ranks;
   c10::intrusive_ptr<MpiStore> store = {};
@@ -57,8 +57,9 @@ Process& process() {
   return one;
 }
 
-/// Ends the stores. `all_come`: first waits until all ranks have come here, since rank 0 answers the others until then.
-void leave(bool all_come) noexcept try {
+/// Ends the stores. With `all_come`, rank 0 first waits until all ranks have come here, since it answers their
+/// requests until then.
+void end_stores(bool all_come) noexcept try {
   for (const auto& world : std::exchange(process().worlds, {})) {
     if (!world->store) continue;
     if (all_come) {
@@ -71,16 +72,16 @@ void leave(bool all_come) noexcept try {
 } catch (const muster::Error&) {  // MPI has failed, and the process ends in any case
 }
 
-/// Runs when Python has gone. A process that fails does not finalise MPI, where it would wait for the other ranks: so
-/// the launcher ends them. A child of fork() leaves MPI alone.
+/// Runs when Python has gone. A process that fails does not finalise MPI, which would wait for the other ranks; so the
+/// launcher notices the failure and ends them. A child of fork() leaves MPI alone.
 void end(int exit_code, void*) noexcept {
   if (process().id != ::getpid() || comm::mpi_is_finalised()) return;
-  leave(exit_code == 0);
+  end_stores(exit_code == 0);
   if (exit_code == 0) comm::finalise_mpi(process().on_one_node);
 }
 
-/// Initialises MPI unless that is done already. Returns what is wrong with the launcher and its remedy; empty if
-/// nothing.
+/// Initialises MPI unless that is done already. Returns what is wrong with the launcher, and the remedy; empty if
+/// nothing is wrong.
 std::string start() {
   if (comm::mpi_is_initialised()) return "";
   launch::forget_other_launchers(comm::mpi_library());
@@ -107,7 +108,7 @@ std::shared_ptr<World> make_world(Communicator ranks, milliseconds timeout) {
 c10::intrusive_ptr<c10d::Store> mpi_store(World& world, milliseconds timeout) {
   if (world.store) return world.store;
   static std::once_flag once;
-  std::call_once(once, [] { comm::call_before_finalize([] { leave(true); }); });
+  std::call_once(once, [] { comm::call_before_finalize([] { end_stores(true); }); });
   return world.store = c10::make_intrusive<MpiStore>(world.ranks.duplicate(), timeout);
 }
 

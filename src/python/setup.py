@@ -1,4 +1,4 @@
-"""The wheel of muster_torch. scripts/build-python calls it where the package lies beside it with its libraries."""
+"""Makes the wheel of muster_torch. scripts/build-python copies this file beside the built package and runs it there."""
 
 import os
 import runpy
@@ -7,7 +7,7 @@ from setuptools import Distribution, setup
 
 
 class CompiledDistribution(Distribution):
-    """Its wheel is for one Python on one kind of machine."""
+    """A distribution with compiled code: its wheel is for one Python version on one kind of machine."""
 
     def has_ext_modules(self):
         return True

@@ -51,13 +51,14 @@ constexpr const char* recomputing = "computing a block again";
 /// setting, and the training mode of each part of a module.
 class ComputeContext {
  public:
-  /// Records the present state of this thread. `module` may be null.
+  /// Records the present state. `module` may be null.
   explicit ComputeContext(std::shared_ptr<torch::nn::Module> module) : module_(std::move(module)) {
+    // Parents come before their children, since train() of a parent also changes its children.
     if (module_)
-      for (const auto& part : module_->modules()) modes_.emplace_back(part, part->is_training());  // parents first
-    take(at::kCPU);
+      for (const auto& part : module_->modules()) modes_.emplace_back(part, part->is_training());
+    record_generator(at::kCPU);
     for (c10::DeviceIndex gpu = 0; at::hasCUDA() && gpu < c10::impl::VirtualGuardImpl(at::kCUDA).deviceCount(); ++gpu)
-      if (at::detail::getCUDAHooks().hasPrimaryContext(gpu)) take({at::kCUDA, gpu});
+      if (at::detail::getCUDAHooks().hasPrimaryContext(gpu)) record_generator({at::kCUDA, gpu});
     caches_casts_ = at::autocast::is_autocast_cache_enabled();
     for (const auto type : {at::kCPU, at::kCUDA})
       casts_.push_back({type, at::autocast::is_autocast_enabled(type), at::autocast::get_autocast_dtype(type)});
@@ -86,7 +87,7 @@ class ComputeContext {
     at::ScalarType dtype;
   };
 
-  void take(at::Device device) {
+  void record_generator(at::Device device) {
     auto generator = at::globalContext().defaultGenerator(device);
     const std::lock_guard lock(generator.mutex());
     generators_.emplace_back(generator, generator.get_state());
@@ -116,14 +117,15 @@ class ScopedComputeContext {
   ComputeContext before_;
 };
 
-/// If the node accumulates the gradient of a leaf, returns how often the leaf has been written to; otherwise 0.
+/// If the node accumulates the gradient of a leaf, returns how often the leaf has been written to; otherwise, and for
+/// an inference tensor, 0.
 std::uint32_t writes_to_leaf(const autograd::Node* node) {
   const auto* const leaf = dynamic_cast<const autograd::AccumulateGrad*>(node);
   return leaf && !leaf->variable.is_inference() ? leaf->variable._version() : 0;
 }
 
-/// If the node casts a leaf to the present autocast's type, returns the node that accumulates the leaf's gradient; else
-/// null.
+/// If autocast is on and caches casts, and the node casts a float leaf to autocast's type, returns the node that
+/// accumulates the leaf's gradient; else null.
 const autograd::AccumulateGrad* leaf_of_cast(const autograd::Node& node) {
   if (node.num_outputs() != 1 || !at::autocast::is_autocast_cache_enabled()) return nullptr;
   const auto* const leaf = dynamic_cast<const autograd::AccumulateGrad*>(node.next_edge(0).function.get());
@@ -133,7 +135,7 @@ const autograd::AccumulateGrad* leaf_of_cast(const autograd::Node& node) {
   return leaf->variable.scalar_type() == at::kFloat && node.input_metadata(0).dtype() == type ? leaf : nullptr;
 }
 
-/// True if autocast's cache has the result of this cast of a leaf.
+/// True if autocast's cache has the result of this cast of a leaf. If the cache has none, the leaf is cast once more.
 bool is_cached(const autograd::Node& cast, const at::Tensor& leaf) {
   const auto device = leaf.device().type();
   return at::autocast::cached_cast(at::autocast::get_autocast_dtype(device), leaf, device).grad_fn().get() == &cast;
@@ -143,23 +145,23 @@ bool is_cached(const autograd::Node& cast, const at::Tensor& leaf) {
 /// tensor, or one of the block's inputs.
 struct GradientExit {
   const autograd::Node* node = nullptr;  ///< null for an input; for a shared cast, the node of its parameter
-  std::uint32_t number = 0;              ///< index of the gradient at the node, or of the input
+  std::uint32_t number = 0;              ///< which of the node's gradients it is; for an input, its index
   bool is_cast = false;                  ///< true for the shared cast of a parameter
   auto operator<=>(const GradientExit&) const = default;
 };
 
 /// One execution of a block, with its graph.
-class Run {
+class Execution {
  public:
   /// `casts`: for the second execution, the leaves whose casts the first one has shared with operations outside of the
   /// block.
-  Run(const Block& block, const Tensors& inputs, const std::vector<bool>& trained,
-      std::optional<std::set<const autograd::Node*>> casts = {})
+  Execution(const Block& block, const Tensors& inputs, const std::vector<bool>& needs_gradient,
+            std::optional<std::set<const autograd::Node*>> casts = {})
       : casts_(std::move(casts)) {
     const at::AutoGradMode grad(true);
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       leaves_.push_back(detached(inputs[i]));
-      if (!trained[i] || leaves_[i].requires_grad()) continue;
+      if (!needs_gradient[i] || leaves_[i].requires_grad()) continue;
       leaves_[i].set_requires_grad(true);
       input_of_[autograd::impl::gradient_edge(leaves_[i]).function] = static_cast<std::uint32_t>(i);
     }
@@ -282,16 +284,16 @@ class BufferGuard {
 
 class Recompute final : public autograd::Node {
  public:
-  Recompute(Block block, std::vector<autograd::SavedVariable> inputs, std::vector<bool> trained,
+  Recompute(Block block, std::vector<autograd::SavedVariable> inputs, std::vector<bool> needs_gradient,
             ComputeContext compute_context)
       : block_(std::move(block)),
         inputs_(std::move(inputs)),
-        trained_(std::move(trained)),
+        needs_gradient_(std::move(needs_gradient)),
         compute_context_(std::move(compute_context)) {}
 
   /// Takes over the exits of `run`, and returns the outputs without their history. The caller makes this node their
   /// grad_fn.
-  Tensors replace_graph(Run& run, const Tensors& inputs) {
+  Tensors replace_graph(Execution& run, const Tensors& inputs) {
     for (const auto& [exit, edges] : run.ends) {
       add_next_edge(exit.node ? *edges.front() : autograd::impl::gradient_edge(inputs[exit.number]));
       exits_.push_back(exit);
@@ -355,12 +357,12 @@ class Recompute final : public autograd::Node {
   }
 
  private:
-  Run run_again(const Tensors& inputs) const {
+  Execution run_again(const Tensors& inputs) const {
     std::set<const autograd::Node*> casts;
     for (const auto& exit : exits_)
       if (exit.is_cast) casts.insert(exit.node);
     const ScopedComputeContext inside(compute_context_);
-    return {block_, inputs, trained_, std::move(casts)};
+    return {block_, inputs, needs_gradient_, std::move(casts)};
   }
 
   /// Returns the index of the exit among this node's gradients; the number of gradients if the exit is not among them.
@@ -368,29 +370,29 @@ class Recompute final : public autograd::Node {
     return static_cast<std::size_t>(std::ranges::find(exits_, exit) - exits_.begin());
   }
 
-  void check(const Run& run) const {
+  void check(const Execution& run) const {
     const auto refuse = [](const std::string& fact) {
       throw Error(ExitCode::user_error, recomputing, fact,
                   "Let it depend only on its inputs, on parameters and on torch's default generators");
     };
     if (run.outputs.size() != shapes_.size())
       refuse(str("it has made ", run.outputs.size(), " tensors, but ", shapes_.size(), " in the forward pass"));
-    std::size_t trained = 0;
+    std::size_t num_roots = 0;
     for (std::size_t i = 0; i < shapes_.size(); ++i) {
-      trained += run.roots[i].is_valid();
+      num_roots += run.roots[i].is_valid();
       const auto& output = run.outputs[i];
       if (output.defined() && output.sizes() != at::IntArrayRef(shapes_[i]))
         refuse(c10::str("it has made ", output.sizes(), ", but ", at::IntArrayRef(shapes_[i]), " in the forward pass"));
     }
     const bool known =
         std::ranges::all_of(run.ends, [&](const auto& end) { return index_of(end.exit) < exits_.size(); });
-    if (trained != num_inputs() || !known || run.ends.size() != exits_.size())
+    if (num_roots != num_inputs() || !known || run.ends.size() != exits_.size())
       refuse("its results depend on other tensors than in the forward pass");
   }
 
   Block block_;
   std::vector<autograd::SavedVariable> inputs_;
-  std::vector<bool> trained_;  ///< [inputs], true if the input needs a gradient
+  std::vector<bool> needs_gradient_;  ///< [inputs], true if the input needs a gradient
   ComputeContext compute_context_;
   std::vector<GradientExit> exits_;    ///< in the order of this node's edges
   std::vector<std::uint32_t> writes_;  ///< [exits], how often the leaf had been written to when the forward pass ran
@@ -401,17 +403,17 @@ class Recompute final : public autograd::Node {
 
 Tensors recompute(Block block, Tensors inputs, std::shared_ptr<torch::nn::Module> module) {
   if (!at::GradMode::is_enabled()) return block(inputs);
-  std::vector<bool> trained;
-  // Saved before the block runs, so that a write of the block to them is noticed.
+  std::vector<bool> needs_gradient;
+  // The inputs are saved before the block runs, so that backward() notices if the block writes to them.
   std::vector<autograd::SavedVariable> saved;
   for (const auto& input : inputs) {
-    trained.push_back(input.defined() && input.requires_grad());
+    needs_gradient.push_back(input.defined() && input.requires_grad());
     saved.emplace_back(input.defined() && !input.is_leaf() ? input.detach() : input, false);
   }
   ComputeContext compute_context(std::move(module));
-  Run run(block, inputs, trained);
+  Execution run(block, inputs, needs_gradient);
   if (std::ranges::none_of(run.roots, [](const auto& root) { return root.is_valid(); })) return std::move(run.outputs);
-  const auto node = c10::make_intrusive<Recompute>(std::move(block), std::move(saved), std::move(trained),
+  const auto node = c10::make_intrusive<Recompute>(std::move(block), std::move(saved), std::move(needs_gradient),
                                                    std::move(compute_context));
   auto outputs = node->replace_graph(run, inputs);
   for (std::size_t i = 0; i < outputs.size(); ++i)

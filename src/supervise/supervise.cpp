@@ -463,7 +463,7 @@ class Supervision {
 
 int supervise(const SuperviseOptions& options) {
   detail::launch::undo_openmp_binding();
-  detail::require_home();
+  detail::ensure_home();
   detail::launch::forget_other_launchers(detail::comm::mpi_library(), /*even_own=*/true);
   auto limited = options;
   limited.grace = detail::usable_timeout(options.grace);

@@ -63,7 +63,7 @@ void append_record(std::string& to, std::string_view message) {
 }
 
 /// Returns a name that sorts behind the event files in the folder, since TensorBoard reads them in the order of names:
-/// its second is later than theirs. Files of the far future are ignored.
+/// its second is later than theirs. Files more than an hour ahead of the clock do not count.
 std::string new_name(const fs::path& folder) {
   std::int64_t second = std::time(nullptr);
   std::error_code error;
@@ -72,13 +72,13 @@ std::string new_name(const fs::path& folder) {
     if (!name.starts_with(name_prefix)) continue;
     std::int64_t other = 0;
     std::from_chars(name.data() + name_prefix.size(), name.data() + name.size(), other);
-    // Ignore a file of the far future, written when a clock was wrong; else all later files would need such names.
+    // A clock was wrong when a file of the far future was written. If it counted, all later names would be as wrong.
     if (other < second + 3600) second = std::max(second, other + 1);
   }
   return str(name_prefix, formatted("%010lld.", static_cast<long long>(second)), host_name(), ".", ::getpid());
 }
 
-/// Calls use(name, value) for each value in `config` that is not an object.
+/// Calls use(name, value) for each value in `config` that is not an object. The name has all keys, joined by ".".
 void for_each_setting(const Json& config, const std::string& prefix,
                       const std::function<void(const std::string&, const Json&)>& use) {
   for (const auto& [key, value] : config.items()) {

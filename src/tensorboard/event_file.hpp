@@ -21,14 +21,14 @@
 
 namespace muster::detail::tensorboard {
 
-/// One event file. Added events are kept in memory until they are 64 KB, an event is added two seconds or more after
+/// One event file. Added events are kept in memory until they are 64 KiB, an event is added two seconds or more after
 /// the last write, or flush() is called. All functions but the destructor throw an Error (ExitCode::retry) if writing
 /// fails.
 class EventFile {
  public:
-  /// Creates `folder`/events.out.tfevents.SECONDS.HOST.PID, which TensorBoard reads after the existing files (except
-  /// for a file of the far future). It makes TensorBoard hide their values from `first_step` on, since this file will
-  /// have those steps again.
+  /// Creates `folder`/events.out.tfevents.SECONDS.HOST.PID, which TensorBoard reads after the existing files, unless
+  /// their SECONDS are more than an hour ahead. The new file makes TensorBoard hide the values of the existing files
+  /// from `first_step` on, since a resumed run repeats those steps.
   EventFile(const std::filesystem::path& folder, std::int64_t first_step);
   /// Writes the events that are still in memory.
   ~EventFile();

@@ -7,7 +7,7 @@
 namespace muster::detail::tensorboard {
 namespace {
 
-/// Returns the upper limits of all buckets.
+/// Returns the upper limits of all buckets. The outermost limits are the least and the largest double.
 std::vector<double> make_limits() {
   std::vector<double> positive;
   for (double limit = 1e-12; limit < 1e20; limit *= 1.1) positive.push_back(limit);
@@ -27,7 +27,7 @@ Histogram histogram_of(std::span<const float> values) {
   std::vector<double> counts(limits.size());
   for (const double value : values) {
     if (!std::isfinite(value)) continue;
-    // A bucket counts the values below its limit.
+    // A bucket counts the values below its own limit that are not below the limit before.
     ++counts[static_cast<std::size_t>(std::ranges::upper_bound(limits, value) - limits.begin())];
     ++histogram.count;
     histogram.sum += value;
@@ -36,8 +36,8 @@ Histogram histogram_of(std::span<const float> values) {
     histogram.max = std::max(histogram.max, value);
   }
   if (histogram.count == 0) return {.limits = {0}, .counts = {0}};
-  // Buckets without values at both ends are left out, except for one: its limit is the lower limit of the first bucket
-  // with values.
+  // Buckets without values at both ends are left out, except for one at the beginning: its limit is the lower limit of
+  // the first bucket with values.
   const auto has_some = [](double count) { return count > 0; };
   const auto first = std::ranges::find_if(counts, has_some) - counts.begin();
   const auto end = std::find_if(counts.rbegin(), counts.rend(), has_some).base() - counts.begin();

@@ -26,7 +26,8 @@ void train(const muster::Communicator& ranks, const std::string& folder) {
   const auto x = torch::linspace(-3, 3, 1001).unsqueeze(1);
   const auto y = torch::sin(x);
   while (epoch < epochs) {
-    // This rank's share of the samples, in the same random order on all ranks; the sampler repeats some to fill up.
+    // This rank's share of the samples. All ranks use the same random order; the sampler repeats some samples to make
+    // all shares equal.
     torch::data::samplers::DistributedRandomSampler sampler(x.size(0), ranks.size(), ranks.rank());
     sampler.set_epoch(epoch);
     sampler.reset();

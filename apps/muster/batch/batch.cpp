@@ -106,7 +106,7 @@ CLI::Validator batch_time(std::chrono::seconds& time) {
   return {check, ""};
 }
 
-/// Accepts words that may be on a line of their own in a batch script.
+/// Accepts words that need no quotes after an option in a line of a batch script such as "#SBATCH --partition=WORD".
 CLI::Validator plain_word() {
   const auto check = [](std::string& text) -> std::string {
     if (!text.empty() && text == shell_word(text) && text.front() != '-') return {};
@@ -115,12 +115,12 @@ CLI::Validator plain_word() {
   return {check, ""};
 }
 
-struct System {
+struct BatchSystem {
   const char *command, *title, *submit, *queue_flag, *queue;
   std::string (*script)(const BatchOptions& options);
 };
 
-void add(CLI::App& app, const System& system) {
+void add(CLI::App& app, const BatchSystem& system) {
   struct Asked {
     BatchOptions options;
     std::string time, file;

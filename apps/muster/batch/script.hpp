@@ -22,7 +22,7 @@ struct BatchOptions {
 
   std::string written_by = {};                            ///< the command line that has made the script
   std::string tool = "muster";                            ///< the name or path by which the script calls this program
-  std::optional<std::chrono::seconds> longest_save = {};  ///< of an earlier run with this name; none if unknown
+  std::optional<std::chrono::seconds> longest_save = {};  ///< in earlier starts of the run; none if unknown
 };
 
 /// Parses a time in sbatch's forms: "MINUTES", "MM:SS", "HH:MM:SS", "D-HH", "D-HH:MM", "D-HH:MM:SS". None if the text

@@ -101,7 +101,7 @@ Candidate candidate(const std::string& name, const Communicator& communicator, s
                     Reduction::Sum sum) {
   const auto reduction = std::make_shared<Reduction>(name, communicator, values, std::move(sum));
   const int wanted = repeats(values.size_bytes(), std::size_t{8} << 20, 500);
-  // If ranks share cores, a candidate may take a thousand times as long; measure one call first.
+  // If ranks share cores, a candidate may take a thousand times as long. So first measure how long one call takes.
   reduction->run(3);
   const double once = timed(communicator, [&] { reduction->run(3); }) / 3;
   const int count = std::clamp(static_cast<int>(longest_ms / once), 1, wanted);
@@ -119,7 +119,7 @@ void sum_with_mpi(std::span<float> values) {
     throw Error(ExitCode::retry, "running MPI_Allreduce", detail::str("it ended with error ", error));
 }
 
-Candidate copy(std::span<float> from, std::span<float> to) {
+Candidate memcpy_candidate(std::span<float> from, std::span<float> to) {
   const int count = repeats(from.size_bytes(), std::size_t{64} << 20, 20000);
   return {.name = "memcpy", .operations = count, .run = [=] {
             for (int i = 0; i < count; ++i) {
@@ -141,7 +141,7 @@ Row measure_size(Launch& launch, const std::string& name, const Options&, const 
       candidate("mpi", communicator, first, sum_with_mpi),
       candidate("muster_private", communicator, first, sum),
       candidate(twin, communicator, shared, sum),
-      copy(first, second),
+      memcpy_candidate(first, second),
   };
   return make_row(name, measure(communicator, candidates, measurement));
 }

@@ -6,12 +6,12 @@
 namespace muster::bench {
 namespace {
 
-/// The timeout of a program if the case has none. torchrun is known to hang sometimes.
-constexpr std::chrono::seconds patience{300};
+/// The timeout of a program if the case has no time limit. torchrun is known to hang sometimes.
+constexpr std::chrono::seconds default_timeout{300};
 
 }  // namespace
 
-Timings alternate(const std::vector<Program>& programs, const Measurement& measurement, const Reading& read) {
+Timings alternate(const std::vector<Program>& programs, const Measurement& measurement, const ReadTime& read) {
   Timings timings;
   for (const auto& program : programs) timings.candidates.push_back(program.name);
   timings.ms.resize(programs.size());
@@ -26,7 +26,7 @@ Timings alternate(const std::vector<Program>& programs, const Measurement& measu
       const bool is_ours = name == ours || name == twin;
       const auto now = Clock::now();
       // Muster's own programs do not hang, so they may use all of the remaining time.
-      command.deadline = !end ? now + patience : is_ours ? *end : now + (*end - now) / left;
+      command.deadline = !end ? now + default_timeout : is_ours ? *end : now + (*end - now) / left;
       --left;
       measurement.show(name + ", " + timer.text());
       const auto finished = run(command);

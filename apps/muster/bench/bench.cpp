@@ -54,11 +54,12 @@ std::string what_begins(const std::string& title, const Rounds& rounds) {
 
 /// Calls `measure` for each case, to fill in the case's row. Prints the row if it has enough rounds, even if the
 /// measurement then failed or was stopped. Throws an Error at the end if the machine was too noisy in some case.
-void measure_each(const Options& options, bool speaks, const std::function<void(Row&)>& measure) {
+/// `prints_rows`: true on the one rank that prints.
+void measure_each(const Options& options, bool prints_rows, const std::function<void(Row&)>& measure) {
   std::vector<std::string> noisy;
   {
     std::optional<RowWriter> out;
-    if (speaks) out.emplace(options.json);
+    if (prints_rows) out.emplace(options.json);
     for (const auto& name : options.cases) {
       Row row{.name = name};
       std::exception_ptr failure;
@@ -80,8 +81,8 @@ void measure_each(const Options& options, bool speaks, const std::function<void(
                 "Run it again when the machine is quiet");
 }
 
-/// Runs on ranks that this program has started. Prints lines of JSON: {"show": …} and {"round": …}, and at the end the
-/// row.
+/// Runs on ranks that another muster-bench has started. Rank 0 prints lines of JSON for it: {"show": …} and
+/// {"round": …}, and at the end the row.
 void measure_for_starter(Launch& launch, const Benchmark& benchmark, const Options& options) {
   const auto print = [&](const nlohmann::ordered_json& json) {
     if (launch.rank() == 0) std::cout << json.dump() << std::endl;
@@ -120,7 +121,7 @@ void measure_as_rank(const Entry& entry, const Benchmark& benchmark, const Optio
         line.announce(what_begins(title, measurement.rounds));
         measurement.show = [&](const std::string& text) { line.show(title + ": " + text); };
       }
-      // Measure again if noise has made the row invalid, and if there is time.
+      // Measure a second time if noise has made the row invalid, and if there is time.
       for (RoundTimer attempts({2, measurement.rounds.end});
            !row.valid() && has_next_round(attempts, launch.communicator());)
         row = benchmark.measure_in_process(launch, row.name, options, measurement);

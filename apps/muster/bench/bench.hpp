@@ -1,4 +1,4 @@
-// The benchmarks, and what they share.
+// The benchmarks, and what they share. A peer is another program or method with which muster is compared.
 #pragma once
 
 #include "options.hpp"
@@ -15,7 +15,7 @@
 
 namespace muster::bench {
 
-/// The most time that a case of whole jobs may take, with its peers.
+/// The most time that a case of the benchmarks `start` and `recovery` may take, with its peers.
 inline constexpr std::chrono::seconds whole_jobs_time{240};
 
 struct Benchmark {
@@ -27,8 +27,8 @@ struct Benchmark {
   /// Measures a case inside this program. Called on every rank; returns the same row on each. Empty if no case is
   /// measured in this way.
   std::function<Row(Launch&, const std::string& name, const Options&, const Measurement&)> measure_in_process = {};
-  /// Measures a case by running whole processes, without a launch in this program. Makes the row, or adds peers to it
-  /// if the options ask for them. Empty if no case is measured in this way.
+  /// Measures a case by running whole processes, without a launch in this program. Makes the row; or, if
+  /// measure_in_process() has made it, adds peers to it. Empty if no case is measured in this way.
   std::function<void(Row&, const Options&, const Measurement&)> measure_processes = {};
 };
 
@@ -39,11 +39,11 @@ Benchmark start();
 Benchmark recovery();
 Benchmark checkpoint();
 
-/// Carries out `muster-bench job NAME ARGUMENTS…` on each rank, the child process of a benchmark that compares whole
-/// processes. The last line on stdout is the job's result in JSON.
+/// Carries out `muster-bench job NAME ARGUMENTS…`, which a benchmark that compares whole processes starts on each rank.
+/// The last line that rank 0 prints to stdout is the job's result in JSON.
 void run_job(const std::string& name, const std::vector<std::string>& arguments);
 
-/// The job for the benchmark `checkpoint`: measures the median time of several saves or several restores.
+/// The job for the benchmark `checkpoint`: rank 0 prints the median time of three saves or three restores.
 void time_checkpoints(Session& session, const std::string& which);
 
 /// Calls `body` in a launch on this rank. If it fails, prints the error and throws a CLI::RuntimeError with the exit

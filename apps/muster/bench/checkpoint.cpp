@@ -49,7 +49,7 @@ Checkpoint save(Session& session, const std::shared_ptr<Model>& model) {
   return *session.get_checkpoint();
 }
 
-/// Removes a folder, on rank 0, and waits until the disk is idle. Collective.
+/// Removes a folder, on rank 0, and waits until the system has written everything to the disk. Collective.
 void clear_away(const Communicator& communicator, const std::filesystem::path& folder) {
   communicator.barrier();
   if (communicator.rank() == 0) {
@@ -59,8 +59,8 @@ void clear_away(const Communicator& communicator, const std::filesystem::path& f
   communicator.barrier();
 }
 
-/// The lower bound: writes a rank's part of the bytes from aligned memory into a new file with preallocated space,
-/// bypassing the page cache.
+/// The lower bound for a save: writes a rank's part of the bytes from aligned memory into a new file with preallocated
+/// space, bypassing the page cache if the file system can.
 class RawFile {
  public:
   RawFile(std::filesystem::path path, std::size_t bytes)
@@ -167,7 +167,7 @@ void add_checkpoint_peers(Row& row, const Options& options, const Measurement& m
                                    {name, folder.path().string(), std::to_string(megabytes), std::to_string(tensors)}))
       programs.push_back(std::move(*peer));
   if (programs.size() == 1) {
-    row.notes.push_back(Peers::missing(saves ? "torch_save, dcp" : "torch_load", "torch", "torch"));
+    row.notes.push_back(Peers::note_of_missing(saves ? "torch_save, dcp" : "torch_load", "torch", "torch"));
     return;
   }
   add_peers(row, alternate(programs, measurement,

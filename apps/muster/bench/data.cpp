@@ -18,11 +18,12 @@ namespace {
 constexpr const char* shuffled_case = "shuffled";
 constexpr const char* sequential_case = "sequential";
 
-/// A pass reads at most this many decoded bytes. With the default of DatasetOptions::cache_bytes, that much is kept in
-/// memory.
+/// A pass reads at most about this many decoded bytes. With the default of DatasetOptions::cache_bytes, that much is
+/// kept in memory.
 constexpr std::int64_t most_bytes = std::int64_t{1} << 30;
 
-constexpr double least_round_ms = 100;  ///< one candidate takes at least this long in a round, by repeated passes
+constexpr double wanted_round_ms =
+    100;  ///< short passes are repeated, so that a candidate takes about this long in a round
 
 double ms_since(Clock::time_point begin) {
   return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
@@ -115,7 +116,7 @@ Row measure_passes(Launch& launch, const std::string& name, const Options& optio
   plain();
   muster();
   const double pass_ms = muster();
-  const auto passes = static_cast<int>(std::clamp(least_round_ms / pass_ms, 1.0, 50.0));
+  const auto passes = static_cast<int>(std::clamp(wanted_round_ms / pass_ms, 1.0, 50.0));
   first_batch_ms.clear();
   auto rounds = measurement.rounds;
   // Leave time for waiting_share(), whose passes compute as long as they read.

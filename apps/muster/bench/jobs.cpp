@@ -26,7 +26,7 @@ std::int64_t now_ns() { return std::chrono::nanoseconds(Clock::now().time_since_
 
 void print_done() { std::cout << nlohmann::json{{"done_ns", now_ns()}} << std::endl; }
 
-/// Prints the median of the steps' times. The time of a step is that of its slowest rank.
+/// Computes the median time of a step on each rank; rank 0 prints the largest of these medians.
 void time_steps(Training training, const Communicator& ranks, int steps) {
   for (int i = 0; i < warm_up_steps; ++i) training.step();
   std::vector<double> ms;
@@ -48,8 +48,8 @@ void first_step(Session& session) {
   if (session.world_rank() == 0) print_done();
 }
 
-/// Saves every 20 steps. In the first start, the last rank kills itself after 70 steps and writes the time to `note`.
-/// In the second start, measures the time until the end of the first step.
+/// Saves every 20 steps. In the first start, the last rank writes the time to `note` after 70 steps and kills itself.
+/// In the second start, rank 0 prints that time and the time at the end of the first step.
 void lose_a_rank(Session& session, const std::filesystem::path& note) {
   const auto model = session.prepare_model(fresh_model("mlp"));
   auto optimizer = session.prepare_optimizer(momentum_sgd(*model));
@@ -97,7 +97,7 @@ void time_own_loop(bool prepared, int steps) {
   MPI_Init(nullptr, nullptr);
   {
     const auto ranks = from_mpi(MPI_COMM_WORLD);
-    const auto& job = step_case(own_loop_model);
+    const auto& job = step_case(own_loop_base_case);
     const auto model = fresh_model(job.model);
     DataParallel parallel(ranks, model);
     auto batches = random_batches(ranks.rank(), job.batch_size);
@@ -108,8 +108,8 @@ void time_own_loop(bool prepared, int steps) {
   MPI_Finalize();
 }
 
-/// The least that a job of this program does: libtorch is loaded with it, and MPI is started.
-void load() {
+/// The least that a job of this program does: it starts MPI. libtorch is loaded, since the program is linked with it.
+void start_mpi_only() {
   int rank = 0;
   MPI_Init(nullptr, nullptr);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -121,7 +121,7 @@ void load() {
 }  // namespace
 
 void run_job(const std::string& name, const std::vector<std::string>& arguments) {
-  if (name == "load") return load();
+  if (name == "load") return start_mpi_only();
   if (name == "own-loop" && arguments.size() == 2)
     return time_own_loop(arguments[0] == own_loop_prepared_case, std::stoi(arguments[1]));
   run_in_launch([&](Launch& launch) {

@@ -13,7 +13,7 @@
 namespace muster::bench {
 namespace {
 
-/// The slots of hosts such as "n1:2,n2"; one where none are given.
+/// The number of ranks that hosts such as "n1:2,n2" take: here 3, since a host without a number takes one.
 int slots_of(const std::string& hosts) {
   int slots = 0;
   std::istringstream in(hosts);

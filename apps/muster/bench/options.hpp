@@ -1,4 +1,4 @@
-// The command line of `muster bench`. The tool muster adds it to its own command line, for completion.
+// The command line of `muster bench`. Not only muster-bench has it, but also muster, for its help and completion.
 #pragma once
 
 #include <CLI/CLI.hpp>

@@ -41,7 +41,7 @@ void add_own_loop_with_malloc(Row& row, int ranks, const std::string& steps, con
 }  // namespace
 
 struct Peers::State {
-  std::string hosts;  ///< see Peers()
+  std::string hosts;  ///< the hosts of the ranks, as mpirun takes them; empty for this host
   detail::TemporaryFolder scratch{"muster-bench-",
                                   hosts.empty() ? detail::temporary_parent() : std::filesystem::current_path()};
   std::optional<std::string> torch_python = {};
@@ -62,7 +62,7 @@ Peers::Peers(std::string hosts) : state_(new State{.hosts = std::move(hosts)}) {
 
 Peers::~Peers() = default;
 
-std::string Peers::missing(const std::string& names, const std::string& module, const std::string& packages) {
+std::string Peers::note_of_missing(const std::string& names, const std::string& module, const std::string& packages) {
   return names + ": left out, since no Python has " + module +
          ", neither that of an active virtual environment nor python3 in PATH. To have it: python3 -m venv peers && "
          "peers/bin/pip install " +
@@ -132,7 +132,7 @@ void add_step_peers(Row& row, const Options& options, const Measurement& measure
   auto ddp = on_this_host ? peers.torchrun("torch_ddp", options.ranks, arguments)
                           : peers.ddp_over_gloo("torch_ddp", options.ranks, arguments);
   if (!ddp) {
-    row.notes.push_back(Peers::missing("torch_ddp, torch_ddp_malloc", "torch", "torch"));
+    row.notes.push_back(Peers::note_of_missing("torch_ddp, torch_ddp_malloc", "torch", "torch"));
     return;
   }
   std::vector<Program> programs{{ours, on_ranks(options.ranks, {"job", "step", row.name, steps}, options.hosts)}, *ddp};

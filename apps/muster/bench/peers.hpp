@@ -1,4 +1,4 @@
-// The programs other than muster that are compared: torch's launcher and Ray, in Python.
+// The peers in Python with which muster is compared: programs of torch's launcher, of mpirun with torch, and of Ray.
 #pragma once
 
 #include "alternate.hpp"
@@ -31,16 +31,16 @@ class Peers {
   /// Returns the job with this name under Ray Train; none if no Python with Ray is found.
   std::optional<Program> ray_train(const std::string& job, int ranks) const;
   /// Returns a note "NAMES: left out, …" that says how to install the Python module.
-  static std::string missing(const std::string& names, const std::string& module, const std::string& packages);
+  static std::string note_of_missing(const std::string& names, const std::string& module, const std::string& packages);
 
  private:
   struct State;
   std::unique_ptr<State> state_;
 };
 
-/// Adds torch's DDP to a row of `step`: over gloo, on one host with and without muster's malloc settings, and over
-/// muster. To a row of a program with its own loop, adds that program with these settings instead. A row without a peer
-/// gets a note.
+/// Adds torch's DDP to a row of `step`: over gloo (on one host with and without muster's malloc settings), and over
+/// muster. To a row of a program with its own loop, adds that program with muster's malloc settings instead. A row
+/// without a peer gets a note.
 void add_step_peers(Row& row, const Options& options, const Measurement& measurement);
 
 }  // namespace muster::bench

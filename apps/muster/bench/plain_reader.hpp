@@ -14,7 +14,7 @@ namespace muster::bench {
 struct DatasetPlan {
   std::string path;  ///< "FILE.h5[:/group]"
   Schema columns;
-  std::vector<std::int64_t> offsets = {};  ///< of the columns in the file; empty unless all columns are contiguous
+  std::vector<std::int64_t> offsets = {};  ///< where each column begins, in bytes; empty unless all are contiguous
   std::int64_t count = 0;                  ///< number of samples in the dataset
   std::int64_t samples = 0;                ///< number of samples that a pass reads
   std::int64_t batch = 0;
@@ -29,8 +29,8 @@ DatasetPlan plan_of(const std::string& path, std::int64_t batch, std::int64_t mo
 /// Returns the bytes that one sample takes in this column.
 std::int64_t bytes_of(const Column& column);
 
-/// Reads a dataset once. Contiguous columns are read by pread() into the batches' tensors; other columns in the order
-/// of the file, so that each chunk is decoded once.
+/// Reads the part of a dataset that a plan names. If all columns are contiguous, reads them by pread() into tensors of
+/// batches; otherwise in the order of the file, so that each chunk is decoded once.
 class PlainReader {
  public:
   /// Opens the file. `shuffle`: reads in a random order, which works for contiguous columns only.

@@ -187,7 +187,7 @@ Finished run(const Command& command) {
     if (command.on_line) pass_on(finished.out, command.on_line);
     return ready > 0;
   };
-  // Also check whether it has ended: a process that it has left behind may keep the streams open.
+  // Do not wait for the end of the streams: a process that the program has left behind may keep them open.
   while (!child.ended() && finished.end == End::itself) {
     read(20);
     if (tool::InterruptGuard::has_come())

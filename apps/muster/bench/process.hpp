@@ -27,7 +27,7 @@ enum class End { itself, deadline, interrupt };
 struct Finished {
   End end = End::itself;  ///< why it has ended: by itself, at the deadline, or since a signal has stopped this program
   int code = 0;           ///< exit code; 128 + signal number if a signal has ended it
-  std::string out;        ///< stdout
+  std::string out;        ///< stdout; with Command::on_line, only what follows its last complete line
   std::string err;        ///< stderr, if the command is quiet
   Clock::time_point begin;
 };

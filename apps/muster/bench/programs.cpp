@@ -51,7 +51,7 @@ Command under_mpirun(int ranks, const std::vector<std::string>& words, const std
       {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
       {"OMPI_MCA_rmaps_base_oversubscribe", "1"},
       {"OMPI_MCA_hwloc_base_binding_policy", "none"},
-      {"OMPI_MCA_orte_execute_quiet", "1"},  // no banner in addition to muster's own message
+      {"OMPI_MCA_orte_execute_quiet", "1"},  // mpirun prints no message in addition to muster's own
   }};
   for (const auto& [name, value] : settings)
     if (std::getenv(name) == nullptr) command.environment.emplace_back(name, value);

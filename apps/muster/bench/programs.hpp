@@ -17,7 +17,7 @@ bool started_by_launcher();
 /// (ExitCode::missing_package) if there is no mpirun.
 Command on_ranks(int ranks, const std::vector<std::string>& arguments, const std::string& hosts = {});
 
-/// Returns any program with its arguments, started in this way.
+/// Like on_ranks(), for any program: `words` are the program and its arguments.
 Command under_mpirun(int ranks, const std::vector<std::string>& words, const std::string& hosts = {});
 
 /// Returns `muster-bench ARGUMENTS…` on `ranks` ranks under `muster run`, which may start the ranks once more.

@@ -44,7 +44,7 @@ struct Measurement {
   Rounds rounds;
   /// Called with a text that says what is measured now.
   std::function<void(const std::string&)> show = [](const auto&) {};
-  /// Called with the reason why a candidate has no result.
+  /// Called with the reason why a candidate has no result, or a row has fewer rounds than were planned.
   std::function<void(const std::string&)> warn = [](const auto&) {};
   /// Called after each round with the times of all rounds so far.
   std::function<void(const Timings&)> keep = [](const auto&) {};

@@ -10,7 +10,7 @@
 namespace muster::bench {
 namespace {
 
-const std::vector<double>& of(const Timings& timings, const std::string& candidate) {
+const std::vector<double>& times_of(const Timings& timings, const std::string& candidate) {
   const auto found = std::find(timings.candidates.begin(), timings.candidates.end(), candidate);
   return timings.ms.at(static_cast<std::size_t>(found - timings.candidates.begin()));
 }
@@ -22,14 +22,14 @@ std::vector<double> ratios(const std::vector<double>& mine, const std::vector<do
   return result;
 }
 
-/// Returns the number with at least three digits.
-std::string digits(double value) {
+/// Returns the number as "123", "12.3", "1.23", "0.12" or "0.012".
+std::string rounded_text(double value) {
   return detail::formatted(value >= 100 ? "%.0f" : value >= 10 ? "%.1f" : value >= 0.1 ? "%.2f" : "%.3f", value);
 }
 
 std::string time_text(double ms) {
   if (std::isnan(ms)) return "–";
-  return ms >= 1 ? digits(ms) + " ms" : digits(1000 * ms) + " µs";
+  return ms >= 1 ? rounded_text(ms) + " ms" : rounded_text(1000 * ms) + " µs";
 }
 
 std::string rounds_text(int rounds) { return detail::counted(rounds, "round"); }
@@ -38,7 +38,7 @@ std::string rounds_text(int rounds) { return detail::counted(rounds, "round"); }
 std::string interval_text(const Comparison& comparison) {
   constexpr int least = 5;  // with fewer rounds, an interval means nothing
   if (comparison.rounds < least) return comparison.rounds > 0 ? rounds_text(comparison.rounds) : "failed";
-  return digits(comparison.interval.low) + " – " + digits(comparison.interval.high);
+  return rounded_text(comparison.interval.low) + " – " + rounded_text(comparison.interval.high);
 }
 
 }  // namespace
@@ -46,9 +46,9 @@ std::string interval_text(const Comparison& comparison) {
 Row make_row(std::string name, const Timings& timings) {
   Row row;
   row.name = std::move(name);
-  row.rounds = static_cast<int>(of(timings, ours).size());
-  row.median_ms.emplace_back(ours, median(of(timings, ours)));
-  row.twin_ratio = median(ratios(of(timings, ours), of(timings, twin)));
+  row.rounds = static_cast<int>(times_of(timings, ours).size());
+  row.median_ms.emplace_back(ours, median(times_of(timings, ours)));
+  row.twin_ratio = median(ratios(times_of(timings, ours), times_of(timings, twin)));
   add_peers(row, timings);
   return row;
 }
@@ -56,8 +56,8 @@ Row make_row(std::string name, const Timings& timings) {
 void add_peers(Row& row, const Timings& timings) {
   for (const auto& candidate : timings.candidates) {
     if (candidate == ours || candidate == twin) continue;
-    const auto compared = ratios(of(timings, ours), of(timings, candidate));
-    row.median_ms.emplace_back(candidate, median(of(timings, candidate)));
+    const auto compared = ratios(times_of(timings, ours), times_of(timings, candidate));
+    row.median_ms.emplace_back(candidate, median(times_of(timings, candidate)));
     row.comparisons.push_back(
         {candidate, median(compared), bootstrap_interval(compared), static_cast<int>(compared.size())});
   }
@@ -105,14 +105,14 @@ std::string pass_text(const Row& row) {
 }
 
 std::string row_text(const Row& row, bool first) {
-  // Wide enough for the longest names in all benchmarks.
+  // Each row is printed as a table of its own, so its columns have least widths. Only a longer name shifts its columns.
   tool::Table table{
       {{"case", false, 15}, {"candidate", false, 16}, {"time", true, 8}, {"muster / it", true}, {"95% interval"}}, {}};
   for (const auto& [candidate, ms] : row.median_ms) {
     std::vector<std::string> cells{candidate == ours ? row.name : "", candidate, time_text(ms), "", ""};
     for (const auto& comparison : row.comparisons)
       if (comparison.peer == candidate) {
-        cells[3] = std::isnan(comparison.ratio) ? "–" : digits(comparison.ratio);
+        cells[3] = std::isnan(comparison.ratio) ? "–" : rounded_text(comparison.ratio);
         cells[4] = interval_text(comparison);
       }
     table.rows.push_back(std::move(cells));

@@ -60,7 +60,7 @@ struct Row {
 
 /// Makes a row from `timings`, which must have muster and its twin.
 Row make_row(std::string name, const Timings& timings);
-/// Adds the peers in `timings`, in which muster was measured again, in separate rounds.
+/// Adds the candidates in `timings` other than muster and its twin. They are compared with muster's times in `timings`.
 void add_peers(Row& row, const Timings& timings);
 
 void to_json(nlohmann::ordered_json& json, const Row& row);

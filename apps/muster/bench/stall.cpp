@@ -47,7 +47,7 @@ class Memcpy {
   std::vector<char> from_, to_;
 };
 
-/// Makes two reports; the second one waits for the first. Returns the run's folder.
+/// Makes two reports; the second one waits for the save of the first one. Returns the run's folder.
 std::filesystem::path warm_up(Session& session, const std::function<void()>& report) {
   report();
   report();
@@ -55,7 +55,7 @@ std::filesystem::path warm_up(Session& session, const std::function<void()>& rep
 }
 
 /// Waits until nothing is being written in the background, then removes the checkpoints.
-void come_to_rest(Session& session, const std::filesystem::path& run) {
+void wait_and_clear(Session& session, const std::filesystem::path& run) {
   const auto& communicator = session.communicator();
   if (communicator.rank() == 0)
     while (list_checkpoints(run).empty()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -72,9 +72,9 @@ Timings stall_of_report(Session& session, const Measurement& measurement) {
   const auto state = session.state({{"model", model}});
   const auto report = [&] { session.report({}, state); };
   const auto run = warm_up(session, report);
-  come_to_rest(session, run);
+  wait_and_clear(session, run);
   Memcpy copy(bytes_of(*model));
-  const auto rest = [&] { come_to_rest(session, run); };
+  const auto rest = [&] { wait_and_clear(session, run); };
   return bench::measure(session.communicator(),
                         {{.name = ours, .run = report, .after = rest},
                          {.name = "memcpy", .run = [&] { copy(); }},
@@ -100,14 +100,14 @@ Timings stall_of_fused_step(Session& session, const Measurement& measurement) {
   const auto one = [&] { gradients(), step(); };
   one();
   const auto run = warm_up(session, [&] { report(), one(); });
-  come_to_rest(session, run);
+  wait_and_clear(session, run);
   Memcpy copy(3 * bytes_of(*net));
 
   const auto stall = [&] {
     const auto step_and_pass = [&] { step(), gradients(); };
     const double alone = timed(communicator, step_and_pass);
     const double reporting = timed(communicator, report);
-    come_to_rest(session, run);
+    wait_and_clear(session, run);
     return reporting + timed(communicator, step_and_pass) - alone;
   };
   gradients();

@@ -18,8 +18,8 @@ struct Interval {
 /// values.
 Interval bootstrap_interval(const std::vector<double>& values);
 
-/// Returns the order of `count` candidates in a round. Each round begins one candidate further, and every other round
-/// is reversed, so that each candidate is equally often in each position and does not always follow the same candidate.
+/// Returns the order of `count` candidates in a round. Each round begins one candidate further, and after every `count`
+/// rounds the direction changes. So each candidate is equally often in each position, and follows different ones.
 std::vector<std::size_t> rotation(int round, std::size_t count);
 
 }  // namespace muster::bench

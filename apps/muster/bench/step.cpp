@@ -27,7 +27,7 @@ namespace {
 /// A case without a model: only the optimizer's step with its communication.
 constexpr const char* adam_case = "adam fused";
 
-/// In a round, the steps of each candidate take about this long.
+/// In a round, the steps of the slowest candidate take about this long. The others make as many steps.
 constexpr double round_ms = 250;
 
 Training with_muster(Session& session, const StepCase& job) {
@@ -77,7 +77,7 @@ void sum_over_ranks(torch::Tensor values) {
     throw Error(ExitCode::retry, "running MPI_Allreduce", detail::str("it ended with error ", error));
 }
 
-/// Averages by hand as most programs do: one blocking MPI_Allreduce for each parameter.
+/// Averages gradients by hand as most programs do: one blocking MPI_Allreduce for each parameter.
 Training with_mpi_each(Session& session, const StepCase& job) {
   const auto model = fresh_model(job.model);
   return {model, random_batches(session.world_rank(), job.batch_size),
@@ -89,7 +89,7 @@ Training with_mpi_each(Session& session, const StepCase& job) {
           }};
 }
 
-/// Averages by MPI as users write it: all gradients through one flat buffer.
+/// Averages gradients by MPI as users write it: all of them through one flat buffer.
 class FlatAverage {
  public:
   explicit FlatAverage(std::vector<torch::Tensor> parameters) : parameters_(std::move(parameters)) {
@@ -131,7 +131,7 @@ Training with_mpi(Session& session, const StepCase& job) {
 struct Way {
   const char* name;
   Training (*make)(Session&, const StepCase&);
-  bool averages;  ///< true if it averages in full precision; after a step all such ways must have equal weights
+  bool averages;  ///< true if it averages in full precision, so that after the first step it has the weights of `ours`
 };
 
 constexpr std::array<Way, 7> ways{{{ours, with_muster, true},
@@ -158,7 +158,7 @@ constexpr std::array<Way, 4> own_loop_prepared_ways{{{ours, with_own_loop<true>,
                                                      {twin, with_own_loop<true>, true},
                                                      {"mpi_each", with_mpi_each, true}}};
 
-[[noreturn]] void wrong(const StepCase& job, const std::string& fact) {
+[[noreturn]] void fail_check(const StepCase& job, const std::string& fact) {
   throw Error(ExitCode::user_error, detail::str("checking the weights of ", job.name), fact,
               "Do not use the figures of this run");
 }
@@ -168,7 +168,7 @@ void require_same_weights(const StepCase& job, const Way& way, const Training& t
   const auto theirs = reference.model().named_parameters();
   for (const auto& entry : mine)
     if (!entry.value().allclose(theirs[entry.key()], 1e-4, 1e-6))
-      wrong(job, entry.key() + " differs between " + ours + " and " + way.name + " after the first step");
+      fail_check(job, entry.key() + " differs between " + ours + " and " + way.name + " after the first step");
 }
 
 void require_same_on_all_ranks(const StepCase& job, const Way& way, const Training& training,
@@ -176,7 +176,7 @@ void require_same_on_all_ranks(const StepCase& job, const Way& way, const Traini
   for (const auto& entry : training.model().named_parameters()) {
     const auto values = entry.value().detach().contiguous();
     if (!same_on_all_ranks(communicator, std::as_bytes(std::span(values.data_ptr<float>(), values.numel()))))
-      wrong(job, entry.key() + " of " + way.name + " is not the same on all ranks after the last step");
+      fail_check(job, entry.key() + " of " + way.name + " is not the same on all ranks after the last step");
   }
 }
 
@@ -227,7 +227,7 @@ Timings measure_training(Session& session, const StepCase& job, std::span<const 
   measurement.show("warming up");
   std::vector<Training> trainings;
   for (const auto& way : ways) trainings.push_back(way.make(session, job));
-  // Limited by time, too, so that large models also have rounds.
+  // The warm-up is limited by time, too, so that it leaves large models time for their rounds.
   RoundTimer warm_up({warm_up_steps, Clock::now() + std::chrono::seconds(5)});
   for (bool first = true; has_next_round(warm_up, communicator); first = false)
     for (std::size_t way = 0; way < ways.size(); ++way) {
@@ -254,7 +254,8 @@ Timings measure_training(Session& session, const StepCase& job, std::span<const 
   return timings;
 }
 
-/// Only averaging and Adam, without a model. The gradients lie in the memory in which backward() would put them.
+/// Only averaging and Adam. One backward() makes the gradients before, so that they lie in the memory that muster gives
+/// them; the timed steps use them again and again.
 class AdamStep {
  public:
   explicit AdamStep(const std::function<std::unique_ptr<torch::optim::Optimizer>(torch::nn::Linear&)>& make)
@@ -305,9 +306,10 @@ Timings measure_adam(Session& session, const Measurement& measurement) {
 
 Timings measure_case(Session& session, const std::string& name, const Measurement& measurement) {
   if (name == adam_case) return measure_adam(session, measurement);
-  if (name == own_loop_case) return measure_training(session, step_case(own_loop_model), own_loop_ways, measurement);
+  if (name == own_loop_case)
+    return measure_training(session, step_case(own_loop_base_case), own_loop_ways, measurement);
   if (name == own_loop_prepared_case)
-    return measure_training(session, step_case(own_loop_model), own_loop_prepared_ways, measurement);
+    return measure_training(session, step_case(own_loop_base_case), own_loop_prepared_ways, measurement);
   if (session.num_nodes() > 1) return measure_training(session, step_case(name), ways_over_nodes, measurement);
   return measure_training(session, step_case(name), ways, measurement);
 }

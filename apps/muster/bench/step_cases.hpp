@@ -22,10 +22,11 @@ inline constexpr std::array<StepCase, 6> step_cases{{{"mlp batch 64", "mlp", 64}
                                                      {"cnn", "cnn", 64},
                                                      {"resnet18", "resnet18", 64}}};
 
-/// A program with a loop of its own trains own_loop_model, with a plain optimizer or with a prepared one.
+/// The cases for a program with a loop of its own, with a plain optimizer or a prepared one. The program has the model
+/// and the batch size of own_loop_base_case, one of step_cases.
 inline constexpr const char* own_loop_case = "own loop";
 inline constexpr const char* own_loop_prepared_case = "own loop prepared";
-inline constexpr const char* own_loop_model = "mlp50 batch 64";
+inline constexpr const char* own_loop_base_case = "mlp50 batch 64";
 
 /// Number of steps before the timed ones: in these, memory is allocated and the order of buckets becomes final.
 inline constexpr int warm_up_steps = 5;

@@ -1,5 +1,5 @@
-"""A rank of a job under torchrun, or under mpirun on several hosts, with DistributedDataParallel over gloo, as `muster
-bench` compares it, or under mpirun and over muster if MUSTER_BENCH_BACKEND says so:
+"""A rank of a job with which `muster bench` compares muster: DistributedDataParallel over gloo, under torchrun, or
+under mpirun on several hosts. If MUSTER_BENCH_BACKEND is "muster": over muster, under mpirun.
 
 torch_job.py step MODEL BATCH STEPS   the median time of a step, that of the slowest rank
 torch_job.py start                    when the first step was done, by the machine's monotonic clock

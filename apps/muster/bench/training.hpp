@@ -31,7 +31,7 @@ std::shared_ptr<fashion::Classifier> fresh_model(const std::string& name);
 /// Returns SGD with momentum, the default optimizer of Training.
 torch::optim::SGD momentum_sgd(const fashion::Classifier& model);
 
-/// momentum_sgd(), prepared by a session or a DataParallel, its step fused with the averaging.
+/// Returns momentum_sgd(), prepared by `by` (a session or a DataParallel), which fuses its step with the averaging.
 template <class By>
 std::unique_ptr<torch::optim::Optimizer> prepared_sgd(By& by, const fashion::Classifier& model) {
   using Optimizer = PreparedOptimizer<torch::optim::SGD>;

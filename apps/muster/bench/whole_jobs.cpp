@@ -7,8 +7,8 @@
 namespace muster::bench {
 namespace {
 
-/// Returns the time in milliseconds from the job's begin, or from its SIGKILL, to the end of the step. The job prints
-/// both by the clock that all processes of a machine share.
+/// Returns the time in milliseconds from the job's begin, or from the SIGKILL of a rank if there was one, to the end of
+/// the step. The job prints the times by the clock that all processes of a machine share.
 double since_begin(const Finished& finished, const nlohmann::ordered_json& result) {
   const std::chrono::nanoseconds done(result.at("done_ns").get<std::int64_t>());
   const std::chrono::nanoseconds begin(
@@ -34,12 +34,12 @@ void measure_jobs(Row& row, const Options& options, const Measurement& measureme
       if (restarts) torchrun->command.environment.emplace_back("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1");
       programs.push_back(std::move(*torchrun));
     } else {
-      row.notes.push_back(Peers::missing("torchrun", "torch", "torch"));
+      row.notes.push_back(Peers::note_of_missing("torchrun", "torch", "torch"));
     }
     if (auto ray = peers->ray_train(name, options.ranks))
       programs.push_back(std::move(*ray));
     else
-      row.notes.push_back(Peers::missing("ray_train", "ray", "'ray[train]' torch"));
+      row.notes.push_back(Peers::note_of_missing("ray_train", "ray", "'ray[train]' torch"));
   }
   auto measured = make_row(row.name, alternate(programs, measurement, since_begin));
   measured.notes = std::move(row.notes);

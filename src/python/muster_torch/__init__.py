@@ -91,7 +91,7 @@ def _refuse_world(rank, size):
 
 
 def _rendezvous(url, timeout=dist.default_pg_timeout, **_):
-    """The handler of muster://, which gives all ranks of MPI, and of from_mpi()'s muster://N."""
+    """The rendezvous handler of muster://, for all ranks of MPI, and of muster://N, which from_mpi() returns."""
     global _default
     parts = urlsplit(url)
     _default = _worlds[int(parts.netloc)] if parts.netloc else _world_of_all_ranks(timeout)
@@ -107,7 +107,7 @@ def _rendezvous(url, timeout=dist.default_pg_timeout, **_):
 
 
 def _make_group(options, _):
-    """Makes the backend of a group, or the group itself. Collective over its ranks."""
+    """Makes the backend of a group; without an accelerator, the group itself. Collective over the group's ranks."""
     global _default
     members = list(options.global_ranks_in_group)
     if not members:  # the default group
@@ -131,7 +131,8 @@ def _make_group(options, _):
 
 
 def _end():
-    """Runs before Python is finalised. If muster has initialised MPI, end() in module.cpp finalises it afterwards."""
+    """Runs before Python is finalised. If muster has initialised MPI, end() in module.cpp finalises it afterwards,
+    unless the exit code is not 0."""
     if os.getpid() != _process:
         return  # a child of fork()
     _C.end_progress()  # its callbacks need Python
