@@ -316,9 +316,9 @@ class MUSTER_API TrainingOperator {
   void add_scheduler(std::shared_ptr<torch::optim::LRScheduler> scheduler);
   void add_scheduler(std::shared_ptr<torch::optim::ReduceLROnPlateauScheduler> scheduler);
   void check_registration(bool has_schedulers, const Json& apex_args) const;
-  detail::operators::OperatorRegistry& parts() const;
+  detail::operators::OperatorRegistry& registry() const;
 
-  std::unique_ptr<detail::operators::OperatorRegistry> parts_;
+  std::unique_ptr<detail::operators::OperatorRegistry> registry_;
 };
 
 /// Whether an operator's workers compute on GPUs. If a node has more ranks than GPUs, they share them.

@@ -82,7 +82,11 @@ void configure_if_unset(int rank) {
 
 Level level() noexcept { return sinks().level; }
 
-void set_level(Level level) { configure(sinks().rank, level); }
+void set_level(Level level) {
+  const bool has_rank = sinks().has_rank;
+  configure(sinks().rank, level);
+  sinks().has_rank = has_rank;
+}
 
 std::filesystem::path file_of_rank(const std::filesystem::path& run, int rank) {
   return run / "logs" / formatted("rank_%05d.log", rank);

@@ -38,8 +38,10 @@ bool read_all(int file, std::string& text, Clock::time_point until) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
     pollfd source{file, POLLIN, 0};
     if (left <= 0) return false;
-    if (::poll(&source, 1, static_cast<int>(left)) <= 0) continue;
-    const auto count = ::read(file, buffer.data(), buffer.size());
+    const int ready = ::poll(&source, 1, static_cast<int>(left));
+    if (ready == 0) continue;
+    const auto count = ready < 0 ? -1 : ::read(file, buffer.data(), buffer.size());
+    if (count < 0 && errno == EINTR) continue;
     if (count <= 0) return true;
     text.append(buffer.data(), static_cast<std::size_t>(count));
   }

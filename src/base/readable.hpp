@@ -9,7 +9,7 @@
 
 namespace muster::detail {
 
-/// Returns the number with at most four significant digits: "0.1235", "2", "1.235e+05".
+/// Returns the number with at most four significant digits: "0.1235", "0.5", "1.235e+05".
 inline std::string number_text(double value) { return formatted("%.4g", value); }
 
 /// Returns a size in units that are powers of 1000: "12 B", "47.0 MB".

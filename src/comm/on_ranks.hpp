@@ -88,8 +88,8 @@ struct Timeouts {
 
 /// Runs `work`, in which the ranks communicate, on every rank. If it fails on any, all ranks return the same root
 /// cause. A failure ends the waits of the other ranks at once. `errors` gets the error text of each rank that did not
-/// succeed, by rank. Throws RanksMissing past the timeout. If the outer attempt has failed on a rank that never entered
-/// this nested attempt, throws that error. Collective over the world.
+/// succeed, by rank. Throws RanksMissing past the timeout. If this call is inside another one, which has failed on a
+/// rank before it came here, throws that rank's error. Collective over the world.
 MUSTER_INTERNAL_API std::optional<Error> attempt_on_all(const Communicator& world, const Timeouts& timeouts,
                                                         const std::function<void()>& work,
                                                         std::map<int, std::string>* errors = nullptr);

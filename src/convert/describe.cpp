@@ -40,7 +40,7 @@ struct Description {
   std::vector<convert::StoredColumn> stored;
   std::vector<convert::Reading> readings;
   bool has_refused = false;         ///< something in the group cannot be read as a column
-  std::vector<std::string> groups;  ///< names of the groups inside the group
+  std::vector<std::string> groups;  ///< names of the HDF5 groups inside the described one
   std::vector<std::string> advice;
   std::vector<std::string> arrays;  ///< columns of several dimensions that have names, as NetCDF writes them
   Json ragged = nullptr;            ///< the result of find_ragged()
@@ -106,14 +106,14 @@ const char* unwritten_values(const convert::StoredColumn& column, hid_t dataset)
   const auto creation = hdf5::dataset_property(dataset, H5Dget_create_plist, "reading the layout of " + column.name);
   if (H5Pget_layout(creation.get()) == H5D_VIRTUAL || column.bytes == 0) return nullptr;
   if (column.file_bytes == 0) return "nothing was ever written to it; all its values read as the fill value";
+  if (column.is_foreign)
+    return column.is_whole ? nullptr : "some of its chunks are missing; their values read as the fill value";
 #if H5_VERSION_GE(1, 10, 5)
   double chunks = 1;
   for (std::size_t d = 0; d < column.chunk.size(); ++d)
     chunks *= std::ceil(static_cast<double>(column.shape[d]) / static_cast<double>(column.chunk[d]));
   hsize_t written = 0;
   if (column.chunk.empty()) return nullptr;
-  if (column.is_foreign)
-    return column.is_whole ? nullptr : "some of its chunks are missing; their values read as the fill value";
   const auto space = hdf5::dataset_property(dataset, H5Dget_space, "reading the layout of " + column.name);
   hdf5::check(H5Dget_num_chunks(dataset, space.get(), &written), "counting the chunks of " + column.name);
   if (static_cast<double>(written) < chunks)

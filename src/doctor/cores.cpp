@@ -10,8 +10,6 @@
 #include <map>
 
 namespace muster::detail::doctor {
-namespace {}  // namespace
-
 Json look_at_node_cores(const std::filesystem::path& root) {
   const double quota = cpu_quota(root);
   int cpus = 0;

@@ -20,8 +20,8 @@
 namespace muster::detail::hdf5 {
 namespace {
 
-/// Access properties: no file locks (HDF5 before 1.10.7 has no setting for them), and closing a file also closes the
-/// objects in it that are still open.
+/// Access properties: no file locks (HDF5 before 1.10.7 keeps them, since it has no setting for them), and closing a
+/// file also closes the objects in it that are still open.
 Handle file_access(const std::string& doing, ExitCode code) {
   auto access = make_properties(H5P_FILE_ACCESS, doing, code);
 #if H5_VERSION_GE(1, 10, 7)

@@ -40,8 +40,8 @@ const OpenFile& opened(const H5FD_t* file) { return *reinterpret_cast<const Open
 
 /// Puts errno's message on HDF5's error stack, in the form that last_error() parses. Returns −1.
 herr_t push_error() {
-  H5Epush2(H5E_DEFAULT, __FILE__, __func__, __LINE__, H5E_ERR_CLS, H5E_VFL, H5E_WRITEERROR, "error message = '%s'",
-           std::strerror(errno));
+  H5Epush2(H5E_DEFAULT, __FILE__, __func__, __LINE__, H5E_ERR_CLS, H5E_VFL, H5E_WRITEERROR,
+           "errno = %d, error message = '%s'", errno, std::strerror(errno));
   return -1;
 }
 

@@ -193,11 +193,11 @@ OperatorLoader::OperatorLoader(Dataset dataset, BatchOptions options, BatchColum
 TrainingOperator::TrainingOperator() = default;
 TrainingOperator::~TrainingOperator() = default;
 
-OperatorRegistry& TrainingOperator::parts() const {
-  if (!parts_)
+OperatorRegistry& TrainingOperator::registry() const {
+  if (!registry_)
     throw Error(ExitCode::user_error, "using an operator", "it belongs to no trainer yet",
                 "Use it in setup() or later, not in the constructor");
-  return *parts_;
+  return *registry_;
 }
 
 namespace {
@@ -211,7 +211,7 @@ void add_results(AverageMeterCollection& meters, const Metrics& results, std::in
 }  // namespace
 
 Metrics TrainingOperator::train_epoch(OperatorBatches& batches, const EpochInfo& info) {
-  auto& registry = parts();
+  auto& registry = this->registry();
   for (const auto& model : registry.models) model->train();
   const auto step_schedulers = [&](SchedulerStepFreq moment) {
     if (scheduler_step_freq() != moment) return;
@@ -232,7 +232,7 @@ Metrics TrainingOperator::train_epoch(OperatorBatches& batches, const EpochInfo&
 }
 
 Metrics TrainingOperator::train_batch(Batch& batch, const BatchInfo&) {
-  auto& registry = parts();
+  auto& registry = this->registry();
   detail::operators::require_one_of_each(registry, "training a batch", "train_batch()");
   if (registry.optimizers.empty())
     throw Error(ExitCode::user_error, "training a batch", "no optimizer was registered", "Override train_batch()");
@@ -271,7 +271,7 @@ Metrics TrainingOperator::validate(OperatorBatches& batches, const EpochInfo& in
 }
 
 Metrics TrainingOperator::validate_batch(Batch& batch, const BatchInfo&) {
-  auto& registry = parts();
+  auto& registry = this->registry();
   detail::operators::require_one_of_each(registry, "validating a batch", "validate_batch()");
   const auto [features, target] =
       detail::operators::split("validating a batch", registry, registry.validation.passes(), batch);
@@ -290,7 +290,7 @@ Metrics TrainingOperator::validate_batch(Batch& batch, const BatchInfo&) {
 }
 
 void TrainingOperator::register_data(OperatorLoader train_loader, std::optional<OperatorLoader> validation_loader) {
-  auto& registry = parts();
+  auto& registry = this->registry();
   const bool split = registry.options.add_dist_sampler;
   ++registry.data_registration_count;
   registry.train.set_passes(train_loader.make_(registry, {.training = true, .split = split}));
@@ -305,7 +305,7 @@ void TrainingOperator::check_registration(bool has_schedulers, const Json& apex_
   if (has_schedulers && !scheduler_step_freq())
     throw Error(ExitCode::usage, "registering a scheduler", "the trainer has no scheduler_step_freq",
                 "Give OperatorTrainerOptions::scheduler_step_freq: batch, epoch, or manual to step it yourself");
-  if (!parts().models.empty())
+  if (!registry().models.empty())
     throw Error(ExitCode::user_error, "registering what is trained", "something is registered already",
                 "Register all at once; several models and optimizers as a std::tuple of each");
 }
@@ -313,22 +313,22 @@ void TrainingOperator::check_registration(bool has_schedulers, const Json& apex_
 // RaySGD's order is device, mixed precision, data parallelism. prepare_model() does the first and the last. Mixed
 // precision needs no step here: autocast does not change the parameters' types.
 void TrainingOperator::add_model(const std::shared_ptr<torch::nn::Module>& module) {
-  auto options = parts().options.ddp_args;
-  if (!parts().options.wrap_ddp) options.parallel = Parallel::none;
-  parts().models.push_back(session().prepare_model(module, options));
+  auto options = registry().options.ddp_args;
+  if (!registry().options.wrap_ddp) options.parallel = Parallel::none;
+  registry().models.push_back(session().prepare_model(module, options));
 }
 
-void TrainingOperator::set_forward(detail::operators::Forward forward) { parts().forward = std::move(forward); }
+void TrainingOperator::set_forward(detail::operators::Forward forward) { registry().forward = std::move(forward); }
 
 void TrainingOperator::set_criterion(detail::operators::Criterion criterion,
                                      const std::shared_ptr<torch::nn::Module>& module) {
   if (module) module->to(device());
-  parts().criterion = std::move(criterion);
-  parts().elementwise = detail::operators::is_elementwise(module.get());
+  registry().criterion = std::move(criterion);
+  registry().elementwise = detail::operators::is_elementwise(module.get());
 }
 
 void TrainingOperator::add_optimizer(std::shared_ptr<torch::optim::Optimizer> optimizer) {
-  parts().optimizers.push_back(std::move(optimizer));
+  registry().optimizers.push_back(std::move(optimizer));
 }
 
 void TrainingOperator::add_scheduler(std::shared_ptr<torch::optim::LRScheduler> scheduler) {
@@ -336,28 +336,28 @@ void TrainingOperator::add_scheduler(std::shared_ptr<torch::optim::LRScheduler> 
   // StepLR would decay one step late. Only for StepLR: a user's own scheduler may change something in its first step.
   if (dynamic_cast<const torch::optim::StepLR*>(scheduler.get()) && (*scheduler).*detail::optim::StepCount::of == 0)
     scheduler->step();
-  parts().schedulers.push_back(std::move(scheduler));
+  registry().schedulers.push_back(std::move(scheduler));
 }
 
 void TrainingOperator::add_scheduler(std::shared_ptr<torch::optim::ReduceLROnPlateauScheduler> scheduler) {
-  parts().plateaus.push_back(std::move(scheduler));
+  registry().plateaus.push_back(std::move(scheduler));
 }
 
-Session& TrainingOperator::session() const { return parts().session; }
+Session& TrainingOperator::session() const { return registry().session; }
 at::Device TrainingOperator::device() const { return session().get_device(); }
-const Config& TrainingOperator::config() const { return parts().config; }
+const Config& TrainingOperator::config() const { return registry().config; }
 int TrainingOperator::world_rank() const { return session().world_rank(); }
 int TrainingOperator::local_rank() const { return session().local_rank(); }
 bool TrainingOperator::use_gpu() const { return device().is_cuda(); }
-bool TrainingOperator::use_fp16() const { return parts().options.use_fp16; }
-bool TrainingOperator::use_tqdm() const { return parts().options.use_tqdm; }
+bool TrainingOperator::use_fp16() const { return registry().options.use_fp16; }
+bool TrainingOperator::use_tqdm() const { return registry().options.use_tqdm; }
 std::optional<SchedulerStepFreq> TrainingOperator::scheduler_step_freq() const {
-  return parts().options.scheduler_step_freq;
+  return registry().options.scheduler_step_freq;
 }
 
 Autocast TrainingOperator::autocast() const {
   return session().autocast({.dtype = use_gpu() ? at::kHalf : at::kBFloat16, .enabled = use_fp16()});
 }
-GradScaler& TrainingOperator::scaler() const { return *parts().scaler; }
+GradScaler& TrainingOperator::scaler() const { return *registry().scaler; }
 
 }  // namespace muster

@@ -55,7 +55,8 @@ class OperatorWorker {
   /// Returns the values of all workers as a list.
   Json gather(const Json& own);
   Json apply(const std::function<Json(TrainingOperator&)>& function);
-  /// Calls `function`, which had registered data, once more, since no checkpoint holds data.
+  /// Calls `function` once more to register its data, which no checkpoint holds; then restores the state from before
+  /// the call.
   void register_again(const std::function<Json(TrainingOperator&)>& function);
   /// Returns the trainer's state as copies on the CPU.
   StateDict state_dict();

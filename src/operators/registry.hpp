@@ -37,9 +37,9 @@ struct OperatorRegistry {
 
   /// Gives the operator its registry, before setup().
   static void attach(TrainingOperator& to, std::unique_ptr<OperatorRegistry> registry) {
-    to.parts_ = std::move(registry);
+    to.registry_ = std::move(registry);
   }
-  static OperatorRegistry& of(TrainingOperator& owner) { return owner.parts(); }
+  static OperatorRegistry& of(TrainingOperator& owner) { return owner.registry(); }
   /// Returns the entries of trainer.state_dict().
   StateEntries state_entries(TrainingOperator& owner);
 };

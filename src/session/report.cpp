@@ -304,7 +304,8 @@ void Report::require_own_metrics() const {
     if (!session_.epoch_end.is_complete()) return;   // a later report of this epoch may have the metric
     if (const auto metric = session_.outputs.observers.callbacks().awaited_metric(row_); !metric.empty())
       throw Error(ExitCode::usage, "deciding by \"" + metric + "\" when training ends",
-                  "this report does not have it, and as all ranks train, its validation ends only after training",
+                  "this report does not have it, and its validation ends only after training, since all ranks train or "
+                  "MPI allows no threads",
                   "Leave ranks free, as with --workers, or report it with every checkpoint that is to be validated");
   });
 }

@@ -30,7 +30,7 @@ constexpr std::size_t max_waiting_bytes = 64 << 10;
 constexpr std::chrono::seconds flush_interval{2};
 constexpr std::string_view name_prefix = "events.out.tfevents.";
 
-// Field numbers in the protobuf messages.
+// Numbers of fields in the protobuf messages; the last two: values of enumerations.
 enum class Event : protozero::pbf_tag_type { wall_time = 1, step = 2, file_version = 3, summary = 5, session_log = 7 };
 enum class Value : protozero::pbf_tag_type { tag = 1, simple_value = 2, image = 4, histogram = 5, metadata = 9 };
 enum class Hyperparameter : protozero::pbf_tag_type { number = 2, text = 3, boolean = 4 };  // of google.protobuf.Value

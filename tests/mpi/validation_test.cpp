@@ -153,7 +153,7 @@ TEST(Validation, EndsTrainingByWhatItGives) {
   if (spares() == 0) {
     EXPECT_EQ(code, 64);
     EXPECT_NE(std::string(result->error->what())
-                  .find("this report does not have it, and as all ranks train, its validation ends only after "
+                  .find("this report does not have it, and its validation ends only after "
                         "training"),
               std::string::npos)
         << result->error->what();

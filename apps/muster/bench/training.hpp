@@ -43,7 +43,7 @@ class Training {
  public:
   /// `average`: called after each backward().
   Training(std::shared_ptr<fashion::Classifier> model, std::vector<Batch> batches, std::function<void()> average = {});
-  /// Uses another optimizer than momentum_sgd().
+  /// Uses this optimizer, such as that of prepared_sgd().
   Training(std::shared_ptr<fashion::Classifier> model, std::vector<Batch> batches,
            std::unique_ptr<torch::optim::Optimizer> optimizer, std::function<void()> average = {});
 

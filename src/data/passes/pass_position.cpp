@@ -87,9 +87,9 @@ bool PassPosition::unfinished() const noexcept {
   return options_.split && (in_loop_.unfinished() || outside_.unfinished());
 }
 
-/// The number of passes that a resumed program begins again. A program may begin passes over one dataset again and
-/// again inside a pass over another. While one of them is under way, the last finished one is not counted: a resumed
-/// program calls begin() once and gets the pass that was under way.
+/// The number of passes that a resumed program begins again. A loop over another dataset may take batches from this
+/// one, and begin it anew at each end. While such a later pass is under way, none before it in that loop counts: the
+/// resumed program begins this dataset once there, and must get that pass.
 std::int64_t PassPosition::PassRecord::repeated_passes() const noexcept {
   return last.under_way && last.late && epoch.ended_in_other ? epoch.repeated - 1 : epoch.repeated;
 }

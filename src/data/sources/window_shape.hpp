@@ -18,7 +18,7 @@ struct WindowShape {
   WindowShape(const WindowOptions& options, std::vector<std::int64_t> shape, const std::vector<std::string>& names,
               const std::string& doing, std::vector<std::int64_t> begin = {});
 
-  /// The place of a window's first value in the whole array, margins apart.
+  /// Where a window begins along one dimension of the whole array, without its margin.
   std::int64_t origin(std::size_t dimension, std::int64_t window) const {
     return first[dimension] + window * stride[dimension];
   }
