@@ -88,7 +88,9 @@ MUSTER_LIVE_API int muster_live_world(MPI_Comm* part);
 
 /* Opens the stream `name`: letters, digits, '-', '_' and '.', at most MUSTER_LIVE_MAX_NAME of them. `comm` remains the
  * caller's. Waits for the trainer, at most timeout_s. `*live` is set whatever is returned, unless memory is short;
- * without a trainer all later calls on it return MUSTER_LIVE_NO_TRAINER. Collective over `comm`. */
+ * without a trainer all later calls on it return MUSTER_LIVE_NO_TRAINER. From now on the process ignores SIGUSR1 and
+ * SIGUSR2 unless it handles them: they ask a trainer to save and stop, and launchers send them to all ranks. Collective
+ * over `comm`. */
 MUSTER_LIVE_API int muster_live_open(MPI_Comm comm, const char* name, const muster_live_options* options,
                                      muster_live** live);
 

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -145,11 +146,23 @@ static int check_options(muster_live* live, const muster_live_options* options) 
   return MUSTER_LIVE_OK;
 }
 
+/* A launcher passes the request to save and stop on to all ranks. The solver must outlive the trainer's last save. */
+static void outlive_stop_requests(void) {
+  static const int requests[] = {SIGUSR1, SIGUSR2};
+  for (size_t i = 0; i < sizeof requests / sizeof *requests; ++i) {
+    struct sigaction action;
+    if (sigaction(requests[i], NULL, &action) != 0 || action.sa_handler != SIG_DFL) continue;
+    action.sa_handler = SIG_IGN;
+    sigaction(requests[i], &action, NULL);
+  }
+}
+
 int muster_live_open(MPI_Comm comm, const char* name, const muster_live_options* options, muster_live** opened) {
   muster_live* const live = calloc(1, sizeof *live);
   *opened = live;
   if (live == NULL) return MUSTER_LIVE_ERROR;
   live->comm = MPI_COMM_NULL;
+  outlive_stop_requests();
   live->last_number = -1;
   int code = check_options(live, options), world = 0;
   if (!live_is_name(name))
