@@ -3,8 +3,8 @@
 
 #include "live/sender/channel.h"
 
+#include <stddef.h>
 #include <stdlib.h>
-#include <time.h>
 
 MPI_Comm live_comm = MPI_COMM_NULL;
 MPI_Datatype live_line = MPI_DATATYPE_NULL;
