@@ -40,12 +40,18 @@ enum class LiveRule {
               ///< reservoir", ACM TOMS 11, 1985)
 };
 
+/// What the trainer does when a solver ends without muster_live_close(), while the job goes on.
+enum class LiveFault {
+  go_on,  ///< goes on with the other solvers
+  end,    ///< ends with an Error (ExitCode::retry)
+};
+
 /// The same on all ranks.
 struct LiveOptions {
   /// `reservoir` is that of Meyer et al., "High throughput training of deep surrogates from large ensemble runs" (SC
   /// 2023), and so are `fifo` and `firo`.
   LiveRule rule = LiveRule::reservoir;
-  /// Memory of each rank for samples, the one that is being received included. An Error if it holds no sample.
+  /// Memory of each rank for samples, those that are being received included. An Error if it holds no sample.
   std::int64_t bytes = std::int64_t{1} << 30;
   /// The first batch waits until so many samples have come, over all ranks.
   std::int64_t watermark = 1;
@@ -66,6 +72,7 @@ struct LiveOptions {
   std::int64_t validation_samples = 64;
   /// How many solvers there are: their numbers are 0 to solvers − 1. Training goes on until all of them have closed.
   int solvers = 1;
+  LiveFault on_solver_death = LiveFault::go_on;
   /// Seeds the draws; empty: from the launch's --seed.
   std::optional<std::uint64_t> seed = {};
   /// How long to wait for the first solver.
@@ -107,16 +114,19 @@ class MUSTER_API LiveWorld {
   std::unique_ptr<State> state_;
 };
 
-/// The trainer's end of a stream. It receives samples on a thread of its own, which does not call MPI, from its
-/// constructor until it is destroyed; then the solvers' sends return MUSTER_LIVE_NO_TRAINER. Make it inside of
-/// Launch::run(). All ranks of the launch train, and they are on one node, as are the solvers.
+/// The trainer's end of a stream. It receives samples on a thread of its own, from its constructor until it is
+/// destroyed; then the solvers' sends return MUSTER_LIVE_NO_TRAINER. The thread calls MPI, which needs
+/// MPI_THREAD_MULTIPLE, if a rank that does not train is on another node. Make it inside of Launch::run(). All ranks of
+/// the launch train.
+///
+/// The first call of dataset(), validation(), ended() or ledger() is collective and waits until a solver has sent a
+/// sample: an Error (ExitCode::retry) if none comes in time. Make all streams of a program before.
 ///
 /// Each sample comes whole to one rank: sample by sample to one rank after the other.
 class MUSTER_API Live {
  public:
-  /// Waits until the first solver has sent a sample. An Error (ExitCode::usage) if no rank of the job is left for a
-  /// solver, if another Live has this name, or if the options do not suit; (ExitCode::retry) if no solver comes in
-  /// time. Collective.
+  /// An Error (ExitCode::usage) if no rank of the job is left for a solver, if another Live has this name, or if the
+  /// options do not suit; (ExitCode::retry) if not all ranks of the job come in time. Collective.
   Live(const Launch& launch, const std::string& name, const LiveOptions& options = {});
   Live(const Live&) = delete;
   Live& operator=(const Live&) = delete;

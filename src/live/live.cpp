@@ -4,6 +4,7 @@
 #include "base/hash.hpp"
 #include "base/text.hpp"
 #include "comm/mpi_scope.hpp"
+#include "comm/mpi_threads.hpp"
 #include "comm/on_ranks.hpp"
 #include "data/sources/source.hpp"
 #include "live/receiver.hpp"
@@ -66,21 +67,47 @@ void check(const LiveOptions& options, const std::string& doing) {
 namespace detail::live {
 
 struct LiveState {
-  LiveState(Communicator trainers, Stream of)
-      : launched(std::move(trainers)), ranks(launched), receiver(std::move(of)), options(receiver.stream.options) {}
+  LiveState(Communicator trainers, Stream of, std::int64_t number)
+      : launched(std::move(trainers)),
+        ranks(launched),
+        receiver(std::move(of)),
+        options(receiver.stream.options),
+        number(number) {}
 
   const Communicator launched;
   Communicator ranks;  ///< of the present State: a failed attempt may have left collectives of the last one unfinished
   Receiver receiver;
   const LiveOptions& options;
-  static inline std::atomic<std::int64_t> made{0};
-  const std::int64_t number = ++made;  ///< among those of this process, which all ranks make in one order
+  bool has_solver = false;  ///< a solver's first sample has come on all ranks
+  static inline std::atomic<std::int64_t> last_number{0};
+  const std::int64_t number;  ///< the same on all ranks, and another one for each Live of a process
   // With the receiver's mutex locked:
   bool has_begun = false;            ///< the watermark was reached
   std::int64_t draws_after_end = 0;  ///< of this rank
   double wait_s = 0;
 
   int rank() const noexcept { return ranks.rank(); }
+  /// Waits for the first solver. Collective at the first call.
+  void require_solver() {
+    if (has_solver) return;
+    comm::run_on_all(launched, [&] { receiver.wait_for_solver(); });
+    has_solver = true;
+  }
+  /// What all solvers have sent and dropped themselves, not less than what has come to any rank when it calls this.
+  /// Collective.
+  Receiver::Sent all_sent() {
+    std::vector<std::int64_t> of_solvers;
+    std::array<std::int64_t, 2> all{};
+    {
+      const Lock lock(receiver.mutex);
+      for (const auto& sent : receiver.sent()) of_solvers.insert(of_solvers.end(), {sent.sent, sent.dropped});
+      all = {receiver.sent_before().sent, receiver.sent_before().dropped};
+    }
+    ranks.all_reduce(std::span(of_solvers), ReduceOp::max);  // a rank knows more than others of solvers on other nodes
+    ranks.all_reduce(std::span(all));
+    for (std::size_t i = 0; i < of_solvers.size(); ++i) all[i % 2] += of_solvers[i];
+    return {all[0], all[1]};
+  }
   /// Identifies this Live among all of all jobs, the same on all ranks.
   std::int64_t identity() const {
     return static_cast<std::int64_t>(std::stoull(receiver.stream.token.substr(0, 15), nullptr, 16)) + number;
@@ -96,7 +123,7 @@ struct LiveState {
     constexpr std::chrono::milliseconds slice{50};
     const auto begin = Clock::now();
     auto last_change = begin;
-    for (auto came = receiver.reservoir().fates().received; !ready();) {
+    for (auto came = receiver.reservoir().fates().received; receiver.check(), !ready();) {
       receiver.changed.wait_for(lock, slice);
       if (std::exchange(came, receiver.reservoir().fates().received) != came) last_change = Clock::now();
       if (Clock::now() - last_change > options.timeout)
@@ -275,6 +302,7 @@ class SavedLive final : public detail::state::Stateful {
       return state_->receiver.reservoir().slot_count();
     }();
     slots_ = state_->ranks.all_reduce(own, ReduceOp::max);
+    sent_ = state_->all_sent();
   }
 
   StateDict save(const Paths&) const override {
@@ -296,7 +324,7 @@ class SavedLive final : public detail::state::Stateful {
     for (const auto& column : receiver.columns())
       saved.tensors["columns/" + column.name] = at::from_blob(column.data, shape_of(column, slots), type_of(column));
     const auto& fates = reservoir.fates();
-    const auto sent = state_->rank() == 0 ? receiver.sent() : Receiver::Sent{};
+    const auto sent = state_->rank() == 0 ? sent_ : Receiver::Sent{};
     saved.tensors["ledger"] = at::tensor({sent.sent, sent.dropped, fates.received, fates.used, fates.validation,
                                           fates.dropped, fates.lost, fates.draws, state_->draws_after_end});
     saved.tensors["next"] = at::tensor(receiver.next);
@@ -406,6 +434,7 @@ class SavedLive final : public detail::state::Stateful {
 
   const std::shared_ptr<LiveState> state_;
   std::int64_t slots_ = 0;  ///< the most that a rank had at the last gather()
+  Receiver::Sent sent_;     ///< then
 };
 
 }  // namespace
@@ -426,10 +455,16 @@ Live::Live(const Launch& launch, const std::string& name, const LiveOptions& opt
                                       {"validation_samples", options.validation_samples},
                                       {"solvers", options.solvers},
                                       {"seed", options.seed.value_or(launch.flags().seed)},
+                                      {"on_solver_death", static_cast<int>(options.on_solver_death)},
                                       {"timeout", options.timeout.count()}});
   auto own_options = options;
   own_options.timeout = std::min(options.timeout, detail::longest_time);  // so that no sum of times overflows
+  const auto number = ranks.all_reduce(LiveState::last_number + 1, ReduceOp::max);
+  LiveState::last_number = number;
   std::string token;
+  const auto own_rank = detail::comm::rank_and_size().first;
+  const auto world_ranks = detail::comm::run_on_all(ranks, [&] { return own_rank; });
+  bool has_other_nodes = false;
   detail::comm::run_on_all(ranks, [&] {
     check(options, doing);
     if (live_is_name(name.c_str()) == 0)
@@ -444,33 +479,51 @@ Live::Live(const Launch& launch, const std::string& name, const LiveOptions& opt
       throw Error(ExitCode::retry, doing, "not all ranks of MPI_COMM_WORLD have come in time",
                   "Ranks that neither simulate nor train call muster_live_world(NULL)");
     token = digits.data();
+    for (int rank = 0; rank < detail::comm::rank_and_size().second; ++rank)
+      has_other_nodes =
+          has_other_nodes || (live_share_node(own_rank, rank) == 0 && std::ranges::count(world_ranks, rank) == 0);
+    if (has_other_nodes && !detail::comm::threads_may_call_mpi())
+      throw Error(ExitCode::usage, doing,
+                  "a solver may be on another node, and MPI was not initialised for several threads",
+                  "Ask for MPI_THREAD_MULTIPLE in MPI_Init_thread, or start all ranks on one node");
   });
   detail::comm::run_on_all(ranks, [&] {
     state_ = std::make_shared<LiveState>(
-        ranks, detail::live::Stream{.token = token,
-                                    .name = name,
-                                    .rank = ranks.rank(),
-                                    .ranks = ranks.size(),
-                                    .options = own_options,
-                                    .seed = detail::scrambled(options.seed.value_or(launch.flags().seed) +
-                                                              static_cast<std::uint64_t>(ranks.rank()))});
+        ranks,
+        detail::live::Stream{.token = token,
+                             .name = name,
+                             .rank = ranks.rank(),
+                             .ranks = ranks.size(),
+                             .tag = static_cast<int>(1 + 2 * (number % detail::live::most_streams)),
+                             .has_other_nodes = has_other_nodes,
+                             .options = own_options,
+                             .seed = detail::scrambled(options.seed.value_or(launch.flags().seed) +
+                                                       static_cast<std::uint64_t>(ranks.rank()))},
+        number);
   });
-  state_->receiver.start();
-  detail::comm::run_on_all(ranks, [&] { state_->receiver.wait_for_solver(); });
+  detail::comm::run_on_all(ranks, [&] { state_->receiver.start(); });
+  if (ranks.rank() == 0) detail::live::announce(state_->receiver.stream, world_ranks);
 }
 
-Live::~Live() = default;
+Live::~Live() {
+  if (state_->rank() == 0 && !detail::comm::mpi_is_finalised()) detail::live::announce(state_->receiver.stream, {});
+}
 
-Dataset Live::dataset() const { return detail::data::dataset_of(std::make_shared<LiveSource>(state_, Part::training)); }
+Dataset Live::dataset() const {
+  state_->require_solver();
+  return detail::data::dataset_of(std::make_shared<LiveSource>(state_, Part::training));
+}
 
 Dataset Live::validation() const {
   if (state_->options.validation_every == 0)
     throw Error(ExitCode::usage, state_->doing(), "no sample is held out for validation",
                 "Set LiveOptions::validation_every");
+  state_->require_solver();
   return detail::data::dataset_of(std::make_shared<LiveSource>(state_, Part::validation));
 }
 
 Live::operator StateEntry() const {
+  state_->require_solver();
   state_->ranks = state_->launched.duplicate();
   return StateEntry(std::make_shared<SavedLive>(state_));
 }
@@ -478,6 +531,7 @@ Live::operator StateEntry() const {
 void Live::stop_solvers() { state_->receiver.stop_solvers(); }
 
 bool Live::ended() const {
+  state_->require_solver();
   std::int64_t left = 0;
   {
     const Lock lock(state_->receiver.mutex);
@@ -488,6 +542,7 @@ bool Live::ended() const {
 }
 
 LiveLedger Live::ledger() const {
+  state_->require_solver();
   std::array<std::int64_t, 8> all{};
   double wait_s = 0;
   std::int64_t open_ranks = 0;
@@ -501,22 +556,14 @@ LiveLedger Live::ledger() const {
     open_ranks = state_->receiver.all_ended() ? 0 : 1;
   }
   state_->ranks.all_reduce(std::span(all));
-  // After the others, so that nothing that has come is missing in it.
-  std::array<std::int64_t, 2> sent{};
-  if (state_->rank() == 0) {
-    const Lock lock(state_->receiver.mutex);
-    const auto own = state_->receiver.sent();
-    sent = {own.sent, own.dropped};
-  }
-  state_->ranks.all_reduce(std::span(sent));
-  std::ranges::copy(sent, all.begin());
+  const auto sent = state_->all_sent();  // after the others, so that nothing that has come is missing in it
   open_ranks = state_->ranks.all_reduce(open_ranks);
   wait_s = state_->ranks.all_reduce(wait_s) / state_->ranks.size();
-  LiveLedger ledger{.sent = all[0],
+  LiveLedger ledger{.sent = sent.sent,
                     .waiting = all[2],
                     .used = all[3],
                     .validation = all[4],
-                    .dropped_by_solver = all[1],
+                    .dropped_by_solver = sent.dropped,
                     .dropped_by_trainer = all[5],
                     .lost = all[6],
                     .draws = all[7],
