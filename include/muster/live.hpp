@@ -79,8 +79,9 @@ struct LiveOptions {
   std::chrono::seconds timeout{300};
 };
 
-/// Where the samples are, over all ranks and since the run began. Each sample that was sent is in one of the places:
-/// sent = on_its_way + waiting + used + validation + dropped_by_solver + dropped_by_trainer + lost.
+/// Where the samples are, as in the rows of reports: over all ranks and since the run began. Each sample that was sent
+/// is in one of the places: sent = on_its_way + waiting + used + validation + dropped_by_solver + dropped_by_trainer +
+/// lost.
 struct LiveLedger {
   std::int64_t sent = 0;        ///< given to muster_live_send() by the solvers
   std::int64_t on_its_way = 0;  ///< in the memory between solver and trainer
@@ -92,7 +93,10 @@ struct LiveLedger {
   std::int64_t lost = 0;  ///< with a solver that died, on their way when the run was restarted, or without room in a
                           ///< reservoir that now has fewer ranks
   std::int64_t draws = 0;
-  double trainer_wait_s = 0;  ///< how long the ranks have waited for samples, their mean
+  std::int64_t in_memory = 0;  ///< in the reservoir, without those that are held out
+  std::int64_t room = 0;       ///< most samples that the reservoir holds
+  double solver_wait_s = 0;    ///< how long the solvers have waited for room in this start of the job, their sum
+  double trainer_wait_s = 0;   ///< how long the ranks have waited for samples in this start, their mean
   bool operator==(const LiveLedger&) const = default;
 };
 

@@ -95,19 +95,21 @@ struct LiveState {
   }
   /// What all solvers have sent and dropped themselves, not less than what has come to any rank when it calls this.
   /// Collective.
-  Receiver::Sent all_sent() {
+  Receiver::Sent all_sent(const Communicator& over) {
     std::vector<std::int64_t> of_solvers;
-    std::array<std::int64_t, 2> all{};
+    std::array<std::int64_t, 3> all{};
     {
       const Lock lock(receiver.mutex);
-      for (const auto& sent : receiver.sent()) of_solvers.insert(of_solvers.end(), {sent.sent, sent.dropped});
-      all = {receiver.sent_before().sent, receiver.sent_before().dropped};
+      for (const auto& sent : receiver.sent())
+        of_solvers.insert(of_solvers.end(), {sent.sent, sent.dropped, sent.waited_ms});
+      all = {receiver.sent_before().sent, receiver.sent_before().dropped, 0};
     }
-    ranks.all_reduce(std::span(of_solvers), ReduceOp::max);  // a rank knows more than others of solvers on other nodes
-    ranks.all_reduce(std::span(all));
-    for (std::size_t i = 0; i < of_solvers.size(); ++i) all[i % 2] += of_solvers[i];
-    return {all[0], all[1]};
+    over.all_reduce(std::span(of_solvers), ReduceOp::max);  // a rank knows more than others of solvers on other nodes
+    over.all_reduce(std::span(all));
+    for (std::size_t i = 0; i < of_solvers.size(); ++i) all[i % 3] += of_solvers[i];
+    return {all[0], all[1], all[2]};
   }
+  LiveLedger ledger(const Communicator& over);
   /// Identifies this Live among all of all jobs, the same on all ranks.
   std::int64_t identity() const {
     return static_cast<std::int64_t>(std::stoull(receiver.stream.token.substr(0, 15), nullptr, 16)) + number;
@@ -238,6 +240,46 @@ struct LiveState {
   }
 };
 
+LiveLedger LiveState::ledger(const Communicator& over) {
+  std::array<std::int64_t, 9> all{};
+  double waited_s = 0;
+  {
+    const Lock lock(receiver.mutex);
+    receiver.end_pause();
+    const auto& reservoir = receiver.reservoir();
+    const auto& fates = reservoir.fates();
+    all = {reservoir.waiting(),
+           fates.used,
+           fates.validation,
+           fates.dropped,
+           fates.lost,
+           fates.draws,
+           reservoir.size(),
+           reservoir.drawable_capacity(),
+           receiver.all_ended() ? 0 : 1};
+    waited_s = wait_s;
+  }
+  over.all_reduce(std::span(all));
+  const auto sent = all_sent(over);  // after the others, so that nothing that has come is missing in it
+  LiveLedger ledger{.sent = sent.sent,
+                    .waiting = all[0],
+                    .used = all[1],
+                    .validation = all[2],
+                    .dropped_by_solver = sent.dropped,
+                    .dropped_by_trainer = all[3],
+                    .lost = all[4],
+                    .draws = all[5],
+                    .in_memory = all[6],
+                    .room = all[7],
+                    .solver_wait_s = static_cast<double>(sent.waited_ms) / 1000,
+                    .trainer_wait_s = over.all_reduce(waited_s) / over.size()};
+  const auto rest = ledger.sent - ledger.waiting - ledger.used - ledger.validation - ledger.dropped_by_solver -
+                    ledger.dropped_by_trainer - ledger.lost;
+  // What is still missing when all solvers have ended will not come any more.
+  (all[8] > 0 ? ledger.on_its_way : ledger.lost) += rest;
+  return ledger;
+}
+
 }  // namespace detail::live
 
 namespace {
@@ -263,6 +305,25 @@ class LiveSource final : public detail::data::Source {
     return drawn ? std::optional(ReadBatch(std::move(*drawn))) : std::nullopt;
   }
   std::shared_ptr<Source> to_fit() override { return std::make_shared<LiveSource>(state_, Part::first); }
+  Json ledger(const Communicator& workers) override {
+    if (part_ != Part::training) return {};
+    const auto all = state_->ledger(workers);
+    const auto used = static_cast<double>(std::max<std::int64_t>(all.used, 1));
+    return {{state_->receiver.stream.name,
+             {{"sent", all.sent},
+              {"on_its_way", all.on_its_way},
+              {"waiting", all.waiting},
+              {"used", all.used},
+              {"validation", all.validation},
+              {"dropped_by_solver", all.dropped_by_solver},
+              {"dropped_by_trainer", all.dropped_by_trainer},
+              {"lost", all.lost},
+              {"in_memory", all.in_memory},
+              {"room", all.room},
+              {"uses_per_sample", static_cast<double>(all.draws) / used},
+              {"solver_wait_s", all.solver_wait_s},
+              {"trainer_wait_s", all.trainer_wait_s}}}};
+  }
 
   std::int64_t count() override {
     const auto& options = state_->options;
@@ -302,7 +363,7 @@ class SavedLive final : public detail::state::Stateful {
       return state_->receiver.reservoir().slot_count();
     }();
     slots_ = state_->ranks.all_reduce(own, ReduceOp::max);
-    sent_ = state_->all_sent();
+    sent_ = state_->all_sent(state_->ranks);
   }
 
   StateDict save(const Paths&) const override {
@@ -543,36 +604,7 @@ bool Live::ended() const {
 
 LiveLedger Live::ledger() const {
   state_->require_solver();
-  std::array<std::int64_t, 8> all{};
-  double wait_s = 0;
-  std::int64_t open_ranks = 0;
-  {
-    const Lock lock(state_->receiver.mutex);
-    state_->receiver.end_pause();
-    const auto& fates = state_->receiver.reservoir().fates();
-    all = {0,          0,          state_->receiver.reservoir().waiting(), fates.used, fates.validation, fates.dropped,
-           fates.lost, fates.draws};
-    wait_s = state_->wait_s;
-    open_ranks = state_->receiver.all_ended() ? 0 : 1;
-  }
-  state_->ranks.all_reduce(std::span(all));
-  const auto sent = state_->all_sent();  // after the others, so that nothing that has come is missing in it
-  open_ranks = state_->ranks.all_reduce(open_ranks);
-  wait_s = state_->ranks.all_reduce(wait_s) / state_->ranks.size();
-  LiveLedger ledger{.sent = sent.sent,
-                    .waiting = all[2],
-                    .used = all[3],
-                    .validation = all[4],
-                    .dropped_by_solver = sent.dropped,
-                    .dropped_by_trainer = all[5],
-                    .lost = all[6],
-                    .draws = all[7],
-                    .trainer_wait_s = wait_s};
-  const auto rest = ledger.sent - ledger.waiting - ledger.used - ledger.validation - ledger.dropped_by_solver -
-                    ledger.dropped_by_trainer - ledger.lost;
-  // What is still missing when all solvers have ended will not come any more.
-  (open_ranks > 0 ? ledger.on_its_way : ledger.lost) += rest;
-  return ledger;
+  return state_->ledger(state_->ranks);
 }
 
 }  // namespace muster

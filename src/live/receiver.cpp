@@ -226,6 +226,7 @@ std::vector<Receiver::Sent> Receiver::sent() const {
       auto& of_solver = all[static_cast<std::size_t>(solver.hello.solver)];
       of_solver.dropped += __atomic_load_n(&ring.dropped, __ATOMIC_ACQUIRE);  // first: the solver writes it last
       of_solver.sent += __atomic_load_n(&ring.sent, __ATOMIC_RELAXED);
+      of_solver.waited_ms += __atomic_load_n(&ring.waited_ms, __ATOMIC_RELAXED);
     }
   return all;
 }
@@ -513,6 +514,7 @@ bool Receiver::receive_slots(Solver& solver, Rank& rank) {
     const auto& slot = *live_slot(rank.ring.get(), remote.answered);
     if (slot.is_revoked == 0 && remote.end < 0) {  // the end has the last counts
       __atomic_store_n(&rank.ring->sent, slot.sent, __ATOMIC_RELAXED);
+      __atomic_store_n(&rank.ring->waited_ms, slot.waited_ms, __ATOMIC_RELAXED);
       __atomic_store_n(&rank.ring->dropped, slot.dropped, __ATOMIC_RELEASE);
     }
     __atomic_store_n(&word_of(*rank.ring, remote.answered),
@@ -674,8 +676,10 @@ void Receiver::end(Solver& solver) {
     const Lock lock(mutex);
     if (solver.is_ready) {
       const auto& ring = *solver.ranks.front().ring;
-      ended_sent_[static_cast<std::size_t>(solver.hello.solver)].sent += ring.sent;
-      ended_sent_[static_cast<std::size_t>(solver.hello.solver)].dropped += ring.dropped;
+      auto& sent = ended_sent_[static_cast<std::size_t>(solver.hello.solver)];
+      sent.sent += ring.sent;
+      sent.dropped += ring.dropped;
+      sent.waited_ms += ring.waited_ms;
     }
     if (solver.has_died && stream.options.on_solver_death == LiveFault::end && !error_)
       error_ = Error(ExitCode::retry, "reading the live stream \"" + stream.name + "\"",

@@ -101,7 +101,7 @@ class Receiver {
   /// True if all solvers have ended, and all of their samples for this rank have come.
   bool all_ended() const noexcept;
   struct Sent {
-    std::int64_t sent = 0, dropped = 0;
+    std::int64_t sent = 0, dropped = 0, waited_ms = 0;
   };
   /// What each solver has sent and dropped itself since the start, as far as this rank knows.
   std::vector<Sent> sent() const;

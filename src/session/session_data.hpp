@@ -32,6 +32,8 @@ struct SessionData {
   /// only if the preprocessor is not fitted. `own`: true if the checkpoint is this run's, false if this run only starts
   /// from it. `had_one`: whether the checkpoint was saved with a preprocessor, if that is known. Collective.
   void prepare_preprocessor(const Json& saved, bool own, const Communicator& control, std::optional<bool> had_one = {});
+  /// Returns where the samples of the datasets are that draw them, by name; empty if there is none. Collective.
+  Json ledgers(const Communicator& workers) const;
   /// Warns once if a confusion matrix counts each sample once per worker because a dataset is not split. `metrics`: of
   /// all workers, the same on each of them.
   void warn_of_unsplit_data(const std::vector<Json>& metrics, const WorkerContext& workers);

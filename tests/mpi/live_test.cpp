@@ -371,6 +371,11 @@ LiveLedger train(Launch& launch, const std::filesystem::path& storage, std::int6
                     .preprocessor = standard_scaler({"x"})})
           .fit();
   EXPECT_EQ(result.error.has_value(), last < 3) << result.error->what();
+  const auto row = result.metrics_history.back().at("live").at("train");
+  EXPECT_LE(row.at("sent").get<std::int64_t>(), ledger.sent);
+  EXPECT_EQ(row.at("used").get<std::int64_t>(), ledger.used);
+  EXPECT_EQ(row.at("room").get<std::int64_t>(), ledger.room);
+  EXPECT_GE(row.at("uses_per_sample").get<double>(), 1);
   live.stop_solvers();
   return ledger;
 }

@@ -64,7 +64,7 @@ typedef struct live_ring {
   int64_t words_at, trainers_at, data_at; /* bytes from the beginning of the memory */
   live_layout layout;
   /* Written by the solver's rank. */
-  int64_t sent, dropped;
+  int64_t sent, dropped, waited_ms;
   uint32_t solver_waits;
   live_told told; /* written by the trainer */
 } live_ring;
@@ -73,7 +73,8 @@ typedef struct live_ring {
 typedef struct live_sample {
   int64_t number, sent, dropped; /* sent, dropped: by the solver so far */
   int64_t is_revoked;            /* over MPI: no block follows */
-  int64_t unused[4];             /* a block begins at a multiple of 64 bytes */
+  int64_t waited_ms;             /* by the rank, for room */
+  int64_t unused[3];             /* a block begins at a multiple of 64 bytes */
 } live_sample;
 
 /* The first message of a solver's rank to each rank of the trainer, and the answer. */

@@ -611,7 +611,8 @@ static void publish(muster_live* live, int64_t number, const void* const* values
     live_copy_box(field->dims, bytes, field->local, (const char*)values[f] + first * bytes, live->extents[f],
                   block + field->at, field->local);
   }
-  *live_slot(live->ring, live->seq) = (live_sample){.number = number, .sent = live->sent, .dropped = live->dropped};
+  *live_slot(live->ring, live->seq) =
+      (live_sample){.number = number, .sent = live->sent, .dropped = live->dropped, .waited_ms = live->ring->waited_ms};
   __atomic_store_n(live_word_of(live->ring, live->seq), live_word(live->seq, LIVE_FULL), __ATOMIC_SEQ_CST);
   const int j = live_rank_of(live->seq, live->options.solver, live->trainers);
   live_trainer* const trainer = &live->trainer[j];
@@ -672,6 +673,7 @@ int muster_live_send(muster_live* live, int64_t number, const void* const* value
   live->last_number = number;
   ++live->sent;
   live->dropped += is_full;
+  __atomic_store_n(&live->ring->waited_ms, (int64_t)(live->wait_s * 1000), __ATOMIC_RELAXED);
   __atomic_store_n(&live->ring->sent, live->sent, __ATOMIC_RELAXED);
   __atomic_store_n(&live->ring->dropped, live->dropped, __ATOMIC_RELEASE);
   if (is_full) return MUSTER_LIVE_DROPPED;
