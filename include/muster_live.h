@@ -13,9 +13,10 @@
  *
  * A solver is a group of ranks: those of one communicator. A stream is identified by its name, which the solver and a
  * trainer's muster::Live (muster/live.hpp) both give. A sample has a number and all fields; each rank sends its own
- * block of each field. The trainer is a program of the same job, or other ranks of this program, on the same node. The
- * first call of muster_live_open(), muster_live_world() or muster::Live in a process is collective over MPI_COMM_WORLD,
- * and every rank makes one: ranks that neither simulate nor train call muster_live_world(NULL).
+ * block of each field. The trainer is a program of the same job, or other ranks of this program. Samples go through
+ * shared memory to ranks of the trainer on the same node, and by MPI to others. The first call of muster_live_open(),
+ * muster_live_world() or muster::Live in a process is collective over MPI_COMM_WORLD, and every rank makes one: ranks
+ * that neither simulate nor train call muster_live_world(NULL).
  *
  * Functions marked collective are called by all ranks of the solver in the same order, and return the same code on all
  * of them. MPI is called inside of these functions only, by the calling thread: MPI_THREAD_SINGLE is enough. No
@@ -88,7 +89,9 @@ MUSTER_LIVE_API int muster_live_world(MPI_Comm* part);
 
 /* Opens the stream `name`: letters, digits, '-', '_' and '.', at most MUSTER_LIVE_MAX_NAME of them. `comm` remains the
  * caller's. `options` may be NULL. Waits for the trainer, at most timeout_s. Sets `*live` whatever it returns, unless
- * memory is short; without a trainer all later calls on it return MUSTER_LIVE_NO_TRAINER. Collective over `comm`. */
+ * memory is short; without a trainer all later calls on it return MUSTER_LIVE_NO_TRAINER. From now on the process
+ * ignores SIGUSR1 and SIGUSR2 unless it handles them: they ask a trainer to save and stop, and launchers send them to
+ * all ranks. Collective over `comm`. */
 MUSTER_LIVE_API int muster_live_open(MPI_Comm comm, const char* name, const muster_live_options* options,
                                      muster_live** live);
 
@@ -111,6 +114,10 @@ MUSTER_LIVE_API int muster_live_halo(muster_live* live, const char* name, const 
  * copied before it returns. The first call checks the declarations of all ranks. Collective. */
 MUSTER_LIVE_API int muster_live_send(muster_live* live, int64_t number, const void* const* values);
 
+/* Lets samples that go to another node move on, as every call with the stream does. Between the samples of a slow
+ * solver it keeps the trainer from waiting. Local. */
+MUSTER_LIVE_API int muster_live_progress(muster_live* live);
+
 /* Sets `number` to the sample to go on with: 0 in a fresh run. If the trainer goes on from a checkpoint, it is the one
  * after the last sample that the checkpoint has of this solver. Waits until the trainer knows it, at most
  * timeout_s. Declare everything before. Collective. */
@@ -120,8 +127,9 @@ MUSTER_LIVE_API int muster_live_next(muster_live* live, int64_t* number);
  * same on all ranks. Valid until the stream is closed. */
 MUSTER_LIVE_API const char* muster_live_text(const muster_live* live);
 
-/* Ends this solver's samples and sets *live to NULL. Samples on their way still reach the trainer, even when this
- * process has ended. `counts` may be NULL. Collective, but not after an error. */
+/* Ends this solver's samples and sets *live to NULL. Samples on their way on this node still reach the trainer, even
+ * when this process has ended. Waits until those for other nodes have left, at most timeout_s; then they are dropped.
+ * `counts` may be NULL. Collective, but not after an error. */
 MUSTER_LIVE_API int muster_live_close(muster_live** live, muster_live_counts* counts);
 
 #ifdef __cplusplus
@@ -162,6 +170,10 @@ class LiveSender {
     check(muster_live_field(live_, name, type, static_cast<int>(global.size()), global.data(), offset.data(),
                             local.data()));
   }
+  void halo(const char* name, const std::vector<std::int64_t>& before, const std::vector<std::int64_t>& after) {
+    check(muster_live_halo(live_, name, before.data(), after.data()));
+  }
+  int progress() { return check(muster_live_progress(live_)); }
   int send(std::int64_t number, std::initializer_list<const void*> values) {
     return check(muster_live_send(live_, number, values.begin()));
   }

@@ -3,9 +3,13 @@
  *   mpirun -n 2 heat : -n 2 heat_train
  *   mpirun -n 4 heat --samples 4000 --size 64 : -n 2 heat_train
  *   mpirun -n 2 heat                                  (without a trainer: the simulation alone)
+ *   mpirun -n 2 heat --samples 2000 --to heat.h5      (the same samples in a file, to compare with training from files)
  */
 #include <mpi.h>
 #include <muster_live.h>
+#ifdef HEAT_HAS_HDF5
+#include <hdf5.h>
+#endif
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -57,10 +61,45 @@ static void advance(grid* g, float nu, MPI_Comm solvers) {
   g->next = before;
 }
 
-static long option(int argc, char** argv, const char* name, long otherwise) {
+#ifdef HEAT_HAS_HDF5
+/* Writes a sample's field into its data set on rank 0, which gathers the rows of all ranks. */
+static void write_field(hid_t file, const char* name, hsize_t sample, hsize_t samples, const grid* g,
+                        const float* values, MPI_Comm solvers) {
+  int rank = 0, ranks = 1;
+  MPI_Comm_rank(solvers, &rank);
+  MPI_Comm_size(solvers, &ranks);
+  const hsize_t n = (hsize_t)g->size, all[] = {samples, n, n}, one[] = {1, n, n}, at[] = {sample, 0, 0};
+  float* const whole = rank == 0 ? malloc((size_t)(n * n) * sizeof *whole) : NULL;
+  int counts[ranks], places[ranks];
+  for (int r = 0; r < ranks; ++r) {
+    places[r] = r * g->size / ranks * g->size;
+    counts[r] = (r + 1) * g->size / ranks * g->size - places[r];
+  }
+  MPI_Gatherv(values + g->size, counts[rank], MPI_FLOAT, whole, counts, places, MPI_FLOAT, 0, solvers);
+  if (rank != 0) return;
+  const hid_t space = H5Screate_simple(3, all, NULL), memory = H5Screate_simple(3, one, NULL);
+  const hid_t field = sample == 0
+                          ? H5Dcreate2(file, name, H5T_NATIVE_FLOAT, space, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT)
+                          : H5Dopen2(file, name, H5P_DEFAULT);
+  H5Sselect_hyperslab(space, H5S_SELECT_SET, at, NULL, one, NULL);
+  if (whole == NULL || H5Dwrite(field, H5T_NATIVE_FLOAT, memory, space, H5P_DEFAULT, whole) < 0)
+    MPI_Abort(MPI_COMM_WORLD, 1);
+  H5Dclose(field);
+  H5Sclose(memory);
+  H5Sclose(space);
+  free(whole);
+}
+#endif
+
+static const char* text_option(int argc, char** argv, const char* name) {
   for (int i = 1; i + 1 < argc; ++i)
-    if (strcmp(argv[i], name) == 0) return strtol(argv[i + 1], NULL, 10);
-  return otherwise;
+    if (strcmp(argv[i], name) == 0) return argv[i + 1];
+  return NULL;
+}
+
+static long option(int argc, char** argv, const char* name, long otherwise) {
+  const char* const text = text_option(argc, argv, name);
+  return text == NULL ? otherwise : strtol(text, NULL, 10);
 }
 
 int main(int argc, char** argv) {
@@ -100,6 +139,11 @@ int main(int argc, char** argv) {
   int64_t first = 0;
   if (code == MUSTER_LIVE_OK) code = muster_live_next(live, &first);
   const int is_alone = code == MUSTER_LIVE_NO_TRAINER;
+#ifdef HEAT_HAS_HDF5
+  const char* const path = text_option(argc, argv, "--to");
+  const hid_t file = rank == 0 && path != NULL ? H5Fcreate(path, H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT) : -1;
+  if (rank == 0 && path != NULL && file < 0) MPI_Abort(MPI_COMM_WORLD, 1);
+#endif
   for (int64_t sample = first; sample < samples && (is_alone || code < MUSTER_LIVE_STOP); ++sample) {
     if (sample == first || sample % SAMPLES_OF_RUN == 0) {
       begin_run(&g, (int)(sample / SAMPLES_OF_RUN));
@@ -109,7 +153,16 @@ int main(int argc, char** argv) {
     for (int step = 0; step < STEPS_OF_SAMPLE; ++step) advance(&g, nu, solvers);
     const void* values[] = {before, g.now};
     code = muster_live_send(live, sample, values);
+#ifdef HEAT_HAS_HDF5
+    if (path != NULL) {
+      write_field(file, "before", (hsize_t)sample, (hsize_t)samples, &g, before, solvers);
+      write_field(file, "after", (hsize_t)sample, (hsize_t)samples, &g, g.now, solvers);
+    }
+#endif
   }
+#ifdef HEAT_HAS_HDF5
+  if (file >= 0) H5Fclose(file);
+#endif
   if (rank == 0 && muster_live_text(live)[0] != '\0') fprintf(stderr, "heat: %s\n", muster_live_text(live));
 
   /* 5. The simulation is over; samples on their way still arrive. */

@@ -2,10 +2,16 @@
 //
 //   mpirun -n 2 heat : -n 2 heat_train
 //   mpirun -n 2 heat : -n 2 heat_train --set epochs=40 --name longer --tensorboard
+//   mpirun -n 2 heat_train --from heat.h5             (from a file of heat --to, for comparison)
 #include <torch/torch.h>
 
+#include <CLI/CLI.hpp>
 #include <muster/live.hpp>
 #include <muster/muster.hpp>
+
+#include <map>
+#include <optional>
+#include <string>
 
 namespace {
 
@@ -23,21 +29,24 @@ torch::Tensor predict(torch::nn::Sequential& net, const muster::Batch& batch) {
 muster::Mean validate(muster::Session& session, torch::nn::Sequential& net) {
   const auto scope = session.evaluation(net);
   muster::Mean loss;
+  torch::Tensor picture;
   for (auto& batch : session.get_dataset_shard("validation").iter_torch_batches({.batch_size = 16})) {
     const auto prediction = predict(net, batch);
     loss.add(torch::mse_loss(prediction, batch["after"]), batch.size());
-    // Truth, prediction and error of one sample.
-    session.log_image(
-        "heat",
-        torch::cat({batch["after"][0], prediction[0], (prediction[0] - batch["after"][0]).abs()}, 1).clamp(0, 1));
+    const auto error = (prediction[0] - batch["after"][0]).abs();
+    picture = torch::cat({batch["after"][0], prediction[0], error / error.max().clamp_min(1e-6)}, 1).clamp(0, 1);
   }
+  // Truth, prediction and error of one sample side by side; the largest error is white.
+  if (picture.defined()) session.log_image("truth, prediction, error", picture);
   return loss;
 }
 
-void train(muster::Session& session, const muster::Config& config, muster::Live& live) {
+/// `live`: null if the samples are in a file.
+void train(muster::Session& session, const muster::Config& config, muster::Live* live) {
   auto net = session.prepare_model(make_net());
   torch::optim::Adam optimizer(net->parameters(), config.at("lr").get<double>());
-  auto state = session.state({{"model", net}, {"optimizer", optimizer}, {"live", live}});
+  auto state = live ? session.state({{"model", net}, {"optimizer", optimizer}, {"live", *live}})
+                    : session.state({{"model", net}, {"optimizer", optimizer}});
   state.restore();
 
   for (const auto epoch : session.epochs(config.at("epochs"))) {
@@ -51,8 +60,8 @@ void train(muster::Session& session, const muster::Config& config, muster::Live&
     }
     const auto val_loss = validate(session, net);
     session.report({{"loss", loss}, {"val_loss", val_loss}}, state);
-    if (live.ended()) break;  // the solvers have ended, and each sample was used
-    if (epoch + 1 == config.at("epochs")) live.stop_solvers();
+    if (live && live->ended()) break;  // the solvers have ended, and each sample was used
+    if (live && epoch + 1 == config.at("epochs")) live->stop_solvers();
   }
 }
 
@@ -61,17 +70,31 @@ void train(muster::Session& session, const muster::Config& config, muster::Live&
 int main(int argc, char** argv) {
   muster::LiveWorld world;
   muster::Launch launch(argc, argv, world.part());
+  std::string from;
+  launch.app().description("Learns the heat equation from a solver that runs beside it, or from its file.");
+  launch.app().add_option("--from", from, "A file of heat --to, instead of the running solver");
   return launch.run([&] {
-    muster::Live live(launch, "heat",
-                      {.bytes = 4 << 20, .watermark = 64, .samples_per_epoch = 1024, .validation_every = 10});
-    return muster::TorchTrainer(
-               launch, [&](muster::Session& session, const muster::Config& config) { train(session, config, live); },
-               {
-                   .train_loop_config = {{"epochs", 20}, {"lr", 2e-3}},
-                   .dataset_config = {.split_all = true},
-                   .run_config = {.checkpoint_config = {.num_to_keep = 1}},
-                   .datasets = {{"train", live.dataset()}, {"validation", live.validation()}},
-               })
+    std::optional<muster::Live> live;
+    std::map<std::string, muster::Dataset> datasets;
+    if (from.empty()) {
+      live.emplace(
+          launch, "heat",
+          muster::LiveOptions{.bytes = 4 << 20, .watermark = 64, .samples_per_epoch = 1024, .validation_every = 10});
+      datasets = {{"train", live->dataset()}, {"validation", live->validation()}};
+    } else {
+      auto parts = muster::Dataset(from).random_split({0.9, 0.1});
+      datasets = {{"train", parts[0]}, {"validation", parts[1]}};
+    }
+    return muster::TorchTrainer(launch,
+                                [&](muster::Session& session, const muster::Config& config) {
+                                  train(session, config, live ? &*live : nullptr);
+                                },
+                                {
+                                    .train_loop_config = {{"epochs", 20}, {"lr", 2e-3}},
+                                    .dataset_config = {.split_all = true},
+                                    .run_config = {.checkpoint_config = {.num_to_keep = 1}},
+                                    .datasets = datasets,
+                                })
         .fit();
   });
 }

@@ -32,7 +32,9 @@ void add_run(CLI::App& app) {
   command->add_option("--grace", *grace, "Seconds to save and stop in, before the end [60]")
       ->transform(whole_number(0, std::numeric_limits<int>::max()))
       ->option_text("S");
-  command->add_option("command", options->command, "The program and its arguments")
+  command
+      ->add_option("command", options->command,
+                   "The program and its arguments; or several, as in -n 6 ./heat : -n 2 ./train")
       ->required()
       ->option_text("-- PROGRAM ARGS...");
   command->footer(

@@ -40,12 +40,19 @@ enum class LiveRule {
               ///< sampling with a reservoir", ACM TOMS 11, 1985)
 };
 
+/// What the trainer does when a solver ends without muster_live_close(), while the job goes on.
+enum class LiveFault {
+  go_on,  ///< goes on with the other solvers
+  end,    ///< ends with an Error (ExitCode::retry)
+};
+
 /// The same on all ranks.
 struct LiveOptions {
   /// `fifo`, `firo` and `reservoir` are the rules of Meyer et al., "High throughput training of deep surrogates from
   /// large ensemble runs" (SC 2023).
   LiveRule rule = LiveRule::reservoir;
-  /// Memory of each rank for samples, in bytes. An Error if it does not hold `watermark` and the held-out samples.
+  /// Memory of each rank for samples in bytes, those that are being received included. An Error if it does not hold
+  /// `watermark` and the held-out samples.
   std::int64_t bytes = std::int64_t{1} << 30;
   /// The first batch waits until this many training samples have come, over all ranks, or all solvers have closed.
   std::int64_t watermark = 1;
@@ -66,14 +73,15 @@ struct LiveOptions {
   std::int64_t validation_samples = 64;
   /// How many solvers there are: their numbers are 0 to solvers − 1. Training goes on until all of them have closed.
   int solvers = 1;
+  LiveFault on_solver_death = LiveFault::go_on;
   /// Seeds the draws; empty: from the launch's --seed.
   std::optional<std::uint64_t> seed = {};
   /// How long to wait for the first solver, and later for each next sample; then an Error (ExitCode::retry).
   std::chrono::seconds timeout{300};
 };
 
-/// What has become of the samples, over all ranks and since the run began. Each sample is counted once: sent =
-/// on_its_way + waiting + used + validation + dropped_by_solver + dropped_by_trainer + lost.
+/// What has become of the samples, as in the rows of reports: over all ranks and since the run began. Each sample is
+/// counted once: sent = on_its_way + waiting + used + validation + dropped_by_solver + dropped_by_trainer + lost.
 struct LiveLedger {
   std::int64_t sent = 0;        ///< passed to muster_live_send() by the solvers
   std::int64_t on_its_way = 0;  ///< in the shared memory between solver and trainer
@@ -85,7 +93,10 @@ struct LiveLedger {
   std::int64_t lost = 0;  ///< lost with a solver that died, on their way when the run was restarted, or without room
                           ///< after a restart with fewer ranks
   std::int64_t draws = 0;
-  double trainer_wait_s = 0;  ///< seconds for which a rank has waited for samples; the mean of the ranks
+  std::int64_t in_memory = 0;  ///< in the reservoir, without those that are held out
+  std::int64_t room = 0;       ///< most samples that the reservoir holds
+  double solver_wait_s = 0;    ///< how long the solvers have waited for room in this start of the job, their sum
+  double trainer_wait_s = 0;   ///< how long the ranks have waited for samples in this start, their mean
   bool operator==(const LiveLedger&) const = default;
 };
 
@@ -107,16 +118,19 @@ class MUSTER_API LiveWorld {
   std::unique_ptr<State> state_;
 };
 
-/// The trainer's end of a stream. From its constructor until its destructor, it receives samples on a thread of its
-/// own, which does not call MPI; afterwards the solvers' sends return MUSTER_LIVE_NO_TRAINER. Make it inside of
-/// Launch::run(). All ranks of the launch train, and they are on one node, as are the solvers.
+/// The trainer's end of a stream. It receives samples on a thread of its own, from its constructor until it is
+/// destroyed; then the solvers' sends return MUSTER_LIVE_NO_TRAINER. The thread calls MPI, which needs
+/// MPI_THREAD_MULTIPLE, if a rank that does not train is on another node. Make it inside of Launch::run(). All ranks of
+/// the launch train.
+///
+/// The first call of dataset(), validation(), ended() or ledger() is collective and waits until a solver has sent a
+/// sample: an Error (ExitCode::retry) if none comes in time. Make all streams of a program before.
 ///
 /// Each sample goes as a whole to one rank; the samples of a solver go to the ranks in turn.
 class MUSTER_API Live {
  public:
-  /// Waits until the first solver has sent a sample. An Error (ExitCode::usage) if no rank of the job is left for a
-  /// solver, if another Live has this name, or if an option is out of range; an Error (ExitCode::retry) if no solver
-  /// comes in time. Collective.
+  /// An Error (ExitCode::usage) if no rank of the job is left for a solver, if another Live has this name, or if an
+  /// option is out of range; (ExitCode::retry) if not all ranks of the job come in time. Collective.
   Live(const Launch& launch, const std::string& name, const LiveOptions& options = {});
   Live(const Live&) = delete;
   Live& operator=(const Live&) = delete;

@@ -11,7 +11,9 @@
 namespace muster {
 
 struct SuperviseOptions {
-  std::vector<std::string> command = {};  ///< the program, searched in PATH if it has no slash, and its arguments
+  /// The program, searched in PATH if it has no slash, and its arguments. Or several programs with the ranks of each,
+  /// as in `-n 6 ./heat : -n 2 ./train`: `ranks` and `min_workers` are then empty, and each start has all these ranks.
+  std::vector<std::string> command = {};
   /// The number of ranks. Empty: the slots of `hosts` or of a PBS or LSF job; or the tasks of the Slurm job or, if it
   /// has several nodes and no number of tasks, as many as its CPUs suffice for; or else the cores of this process. The
   /// spares are subtracted.

@@ -3,6 +3,12 @@
 
 find_package(Threads REQUIRED)
 find_package(ZLIB REQUIRED)
+include(CheckLanguage)
+check_language(Fortran)  # for the solver's side of live training
+if(CMAKE_Fortran_COMPILER)
+  enable_language(Fortran)
+  find_package(MPI QUIET COMPONENTS Fortran)
+endif()
 find_package(MPI REQUIRED COMPONENTS C)
 find_package(HDF5 REQUIRED COMPONENTS C)
 find_package(CLI11 REQUIRED)

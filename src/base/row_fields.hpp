@@ -9,10 +9,10 @@ namespace muster::detail {
 
 /// True if muster writes a field of this name into rows, so that no metric may have it.
 constexpr bool is_reserved(std::string_view name) {
-  constexpr std::array<std::string_view, 14> reserved{
+  constexpr std::array<std::string_view, 15> reserved{
       "training_iteration", "global_step",   "timestamp",    "time_this_iter_s",    "time_total_s",
       "num_samples",        "samples_per_s", "world_size",   "checkpoint_dir_name", "checkpoint_name",
-      "checkpoint_status",  "rank_times",    "memory_bytes", "late_ranks"};
+      "checkpoint_status",  "rank_times",    "memory_bytes", "late_ranks",          "live"};
   return std::ranges::find(reserved, name) != reserved.end();
 }
 

@@ -154,7 +154,7 @@ Launch::Launch(int argc, char** argv, const Communicator& ranks, const std::stri
     : state_(std::make_unique<State>(std::make_shared<detail::launch::Flags>(argc, argv, version))) {
   detail::comm::require_mpi("starting on the ranks of a communicator");
   state_->log.emplace();
-  state_->signals.emplace();
+  state_->signals.emplace(detail::comm::mpi_library_file());
   const auto timeout = detail::launch::timeout_at_start(argc, argv);
   const detail::comm::ScopedTimeout while_joining(ranks, timeout.value_or(detail::comm::timeout(ranks)));
   state_->join({.ranks = detail::comm::make_separate_world(ranks)});

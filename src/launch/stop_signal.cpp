@@ -4,6 +4,7 @@
 #include "base/supervisor_message.hpp"
 #include "base/text.hpp"
 
+#include <dlfcn.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -34,6 +35,11 @@ void install(int signal) noexcept {
 bool ignored(int signal) noexcept {
   struct sigaction now {};
   return ::sigaction(signal, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
+}
+
+bool is_of(const std::string& library, void (*handler)(int)) noexcept {
+  Dl_info found{};
+  return ::dladdr(reinterpret_cast<const void*>(handler), &found) != 0 && found.dli_fname == library;
 }
 
 #ifdef __GLIBC__
@@ -82,10 +88,11 @@ void install_handlers(bool terminate) noexcept {
   if (terminate || supervised_in_batch_job()) install(SIGTERM);
 }
 
-ScopedHandlers::ScopedHandlers() noexcept {
+ScopedHandlers::ScopedHandlers(const std::string& mpi) noexcept {
   for (std::size_t i = 0; i < std::size(stop_signals); ++i) {
     ::sigaction(stop_signals[i], nullptr, &before_[i]);
-    if (before_[i].sa_handler == SIG_DFL || before_[i].sa_handler == handle) install(stop_signals[i]);
+    const auto now = before_[i].sa_handler;
+    if (now == SIG_DFL || now == handle || is_of(mpi, now)) install(stop_signals[i]);
   }
 }
 

@@ -12,6 +12,8 @@
 
 #include <signal.h>
 
+#include <string>
+
 namespace muster::detail::launch::stop_signal {
 
 /// True if a request to stop has come since the first Launch was made.
@@ -32,7 +34,8 @@ MUSTER_INTERNAL_API void install_handlers(bool terminate) noexcept;
 /// SIGHUP that the program neither handles nor ignores; its destructor restores the previous handlers.
 class MUSTER_INTERNAL_API ScopedHandlers {
  public:
-  ScopedHandlers() noexcept;
+  /// `mpi`: the file of MPI's library, whose own handler does not count as the program's: MPICH has one for SIGUSR1.
+  explicit ScopedHandlers(const std::string& mpi) noexcept;
   ScopedHandlers(const ScopedHandlers&) = delete;
   ScopedHandlers& operator=(const ScopedHandlers&) = delete;
   ~ScopedHandlers();

@@ -4,6 +4,7 @@
 #include "base/hash.hpp"
 #include "base/text.hpp"
 #include "comm/mpi_scope.hpp"
+#include "comm/mpi_threads.hpp"
 #include "comm/on_ranks.hpp"
 #include "data/sources/source.hpp"
 #include "live/receiver.hpp"
@@ -66,21 +67,49 @@ void check(const LiveOptions& options, const std::string& doing) {
 namespace detail::live {
 
 struct LiveState {
-  LiveState(Communicator trainers, Stream of)
-      : launched(std::move(trainers)), ranks(launched), receiver(std::move(of)), options(receiver.stream.options) {}
+  LiveState(Communicator trainers, Stream of, std::int64_t number)
+      : launched(std::move(trainers)),
+        ranks(launched),
+        receiver(std::move(of)),
+        options(receiver.stream.options),
+        number(number) {}
 
   const Communicator launched;
   Communicator ranks;  ///< of the present State: a failed attempt may have left collectives of the last one unfinished
   Receiver receiver;
   const LiveOptions& options;
-  static inline std::atomic<std::int64_t> made{0};
-  const std::int64_t number = ++made;  ///< among those of this process, which all ranks make in one order
+  bool has_solver = false;  ///< a solver's first sample has come on all ranks
+  static inline std::atomic<std::int64_t> last_number{0};
+  const std::int64_t number;  ///< the same on all ranks, and another one for each Live of a process
   // With the receiver's mutex locked:
   bool has_begun = false;            ///< the watermark was reached
   std::int64_t draws_after_end = 0;  ///< of this rank
   double wait_s = 0;
 
   int rank() const noexcept { return ranks.rank(); }
+  /// Waits for the first solver. Collective at the first call.
+  void require_solver() {
+    if (has_solver) return;
+    comm::run_on_all(launched, [&] { receiver.wait_for_solver(); });
+    has_solver = true;
+  }
+  /// What all solvers have sent and dropped themselves, not less than what has come to any rank when it calls this.
+  /// Collective.
+  Receiver::Sent all_sent(const Communicator& over) {
+    std::vector<std::int64_t> of_solvers;
+    std::array<std::int64_t, 3> all{};
+    {
+      const Lock lock(receiver.mutex);
+      for (const auto& sent : receiver.sent())
+        of_solvers.insert(of_solvers.end(), {sent.sent, sent.dropped, sent.waited_ms});
+      all = {receiver.sent_before().sent, receiver.sent_before().dropped, 0};
+    }
+    over.all_reduce(std::span(of_solvers), ReduceOp::max);  // a rank knows more than others of solvers on other nodes
+    over.all_reduce(std::span(all));
+    for (std::size_t i = 0; i < of_solvers.size(); ++i) all[i % 3] += of_solvers[i];
+    return {all[0], all[1], all[2]};
+  }
+  LiveLedger ledger(const Communicator& over);
   /// Identifies this Live among all of all jobs, the same on all ranks.
   std::int64_t identity() const {
     return static_cast<std::int64_t>(std::stoull(receiver.stream.token.substr(0, 15), nullptr, 16)) + number;
@@ -96,7 +125,7 @@ struct LiveState {
     constexpr std::chrono::milliseconds slice{50};
     const auto begin = Clock::now();
     auto last_change = begin;
-    for (auto came = receiver.reservoir().fates().received; !ready();) {
+    for (auto came = receiver.reservoir().fates().received; receiver.check(), !ready();) {
       receiver.changed.wait_for(lock, slice);
       if (std::exchange(came, receiver.reservoir().fates().received) != came) last_change = Clock::now();
       if (Clock::now() - last_change > options.timeout)
@@ -211,6 +240,46 @@ struct LiveState {
   }
 };
 
+LiveLedger LiveState::ledger(const Communicator& over) {
+  std::array<std::int64_t, 9> all{};
+  double waited_s = 0;
+  {
+    const Lock lock(receiver.mutex);
+    receiver.end_pause();
+    const auto& reservoir = receiver.reservoir();
+    const auto& fates = reservoir.fates();
+    all = {reservoir.waiting(),
+           fates.used,
+           fates.validation,
+           fates.dropped,
+           fates.lost,
+           fates.draws,
+           reservoir.size(),
+           reservoir.drawable_capacity(),
+           receiver.all_ended() ? 0 : 1};
+    waited_s = wait_s;
+  }
+  over.all_reduce(std::span(all));
+  const auto sent = all_sent(over);  // after the others, so that nothing that has come is missing in it
+  LiveLedger ledger{.sent = sent.sent,
+                    .waiting = all[0],
+                    .used = all[1],
+                    .validation = all[2],
+                    .dropped_by_solver = sent.dropped,
+                    .dropped_by_trainer = all[3],
+                    .lost = all[4],
+                    .draws = all[5],
+                    .in_memory = all[6],
+                    .room = all[7],
+                    .solver_wait_s = static_cast<double>(sent.waited_ms) / 1000,
+                    .trainer_wait_s = over.all_reduce(waited_s) / over.size()};
+  const auto rest = ledger.sent - ledger.waiting - ledger.used - ledger.validation - ledger.dropped_by_solver -
+                    ledger.dropped_by_trainer - ledger.lost;
+  // What is still missing when all solvers have ended will not come any more.
+  (all[8] > 0 ? ledger.on_its_way : ledger.lost) += rest;
+  return ledger;
+}
+
 }  // namespace detail::live
 
 namespace {
@@ -236,6 +305,25 @@ class LiveSource final : public detail::data::Source {
     return drawn ? std::optional(ReadBatch(std::move(*drawn))) : std::nullopt;
   }
   std::shared_ptr<Source> to_fit() override { return std::make_shared<LiveSource>(state_, Part::first); }
+  Json ledger(const Communicator& workers) override {
+    if (part_ != Part::training) return {};
+    const auto all = state_->ledger(workers);
+    const auto used = static_cast<double>(std::max<std::int64_t>(all.used, 1));
+    return {{state_->receiver.stream.name,
+             {{"sent", all.sent},
+              {"on_its_way", all.on_its_way},
+              {"waiting", all.waiting},
+              {"used", all.used},
+              {"validation", all.validation},
+              {"dropped_by_solver", all.dropped_by_solver},
+              {"dropped_by_trainer", all.dropped_by_trainer},
+              {"lost", all.lost},
+              {"in_memory", all.in_memory},
+              {"room", all.room},
+              {"uses_per_sample", static_cast<double>(all.draws) / used},
+              {"solver_wait_s", all.solver_wait_s},
+              {"trainer_wait_s", all.trainer_wait_s}}}};
+  }
 
   std::int64_t count() override {
     const auto& options = state_->options;
@@ -275,6 +363,7 @@ class SavedLive final : public detail::state::Stateful {
       return state_->receiver.reservoir().slot_count();
     }();
     slots_ = state_->ranks.all_reduce(own, ReduceOp::max);
+    sent_ = state_->all_sent(state_->ranks);
   }
 
   StateDict save(const Paths&) const override {
@@ -296,7 +385,7 @@ class SavedLive final : public detail::state::Stateful {
     for (const auto& column : receiver.columns())
       saved.tensors["columns/" + column.name] = at::from_blob(column.data, shape_of(column, slots), type_of(column));
     const auto& fates = reservoir.fates();
-    const auto sent = state_->rank() == 0 ? receiver.sent() : Receiver::Sent{};
+    const auto sent = state_->rank() == 0 ? sent_ : Receiver::Sent{};
     saved.tensors["ledger"] = at::tensor({sent.sent, sent.dropped, fates.received, fates.used, fates.validation,
                                           fates.dropped, fates.lost, fates.draws, state_->draws_after_end});
     saved.tensors["next"] = at::tensor(receiver.next);
@@ -406,6 +495,7 @@ class SavedLive final : public detail::state::Stateful {
 
   const std::shared_ptr<LiveState> state_;
   std::int64_t slots_ = 0;  ///< the most that a rank had at the last gather()
+  Receiver::Sent sent_;     ///< then
 };
 
 }  // namespace
@@ -426,10 +516,16 @@ Live::Live(const Launch& launch, const std::string& name, const LiveOptions& opt
                                       {"validation_samples", options.validation_samples},
                                       {"solvers", options.solvers},
                                       {"seed", options.seed.value_or(launch.flags().seed)},
+                                      {"on_solver_death", static_cast<int>(options.on_solver_death)},
                                       {"timeout", options.timeout.count()}});
   auto own_options = options;
   own_options.timeout = std::min(options.timeout, detail::longest_time);  // so that no sum of times overflows
+  const auto number = ranks.all_reduce(LiveState::last_number + 1, ReduceOp::max);
+  LiveState::last_number = number;
   std::string token;
+  const auto own_rank = detail::comm::rank_and_size().first;
+  const auto world_ranks = detail::comm::run_on_all(ranks, [&] { return own_rank; });
+  bool has_other_nodes = false;
   detail::comm::run_on_all(ranks, [&] {
     check(options, doing);
     if (live_is_name(name.c_str()) == 0)
@@ -444,33 +540,51 @@ Live::Live(const Launch& launch, const std::string& name, const LiveOptions& opt
       throw Error(ExitCode::retry, doing, "not all ranks of MPI_COMM_WORLD have come in time",
                   "Ranks that neither simulate nor train call muster_live_world(NULL)");
     token = digits.data();
+    for (int rank = 0; rank < detail::comm::rank_and_size().second; ++rank)
+      has_other_nodes =
+          has_other_nodes || (live_share_node(own_rank, rank) == 0 && std::ranges::count(world_ranks, rank) == 0);
+    if (has_other_nodes && !detail::comm::threads_may_call_mpi())
+      throw Error(ExitCode::usage, doing,
+                  "a solver may be on another node, and MPI was not initialised for several threads",
+                  "Ask for MPI_THREAD_MULTIPLE in MPI_Init_thread, or start all ranks on one node");
   });
   detail::comm::run_on_all(ranks, [&] {
     state_ = std::make_shared<LiveState>(
-        ranks, detail::live::Stream{.token = token,
-                                    .name = name,
-                                    .rank = ranks.rank(),
-                                    .ranks = ranks.size(),
-                                    .options = own_options,
-                                    .seed = detail::scrambled(options.seed.value_or(launch.flags().seed) +
-                                                              static_cast<std::uint64_t>(ranks.rank()))});
+        ranks,
+        detail::live::Stream{.token = token,
+                             .name = name,
+                             .rank = ranks.rank(),
+                             .ranks = ranks.size(),
+                             .tag = static_cast<int>(1 + 2 * (number % detail::live::most_streams)),
+                             .has_other_nodes = has_other_nodes,
+                             .options = own_options,
+                             .seed = detail::scrambled(options.seed.value_or(launch.flags().seed) +
+                                                       static_cast<std::uint64_t>(ranks.rank()))},
+        number);
   });
-  state_->receiver.start();
-  detail::comm::run_on_all(ranks, [&] { state_->receiver.wait_for_solver(); });
+  detail::comm::run_on_all(ranks, [&] { state_->receiver.start(); });
+  if (ranks.rank() == 0) detail::live::announce(state_->receiver.stream, world_ranks);
 }
 
-Live::~Live() = default;
+Live::~Live() {
+  if (state_->rank() == 0 && !detail::comm::mpi_is_finalised()) detail::live::announce(state_->receiver.stream, {});
+}
 
-Dataset Live::dataset() const { return detail::data::dataset_of(std::make_shared<LiveSource>(state_, Part::training)); }
+Dataset Live::dataset() const {
+  state_->require_solver();
+  return detail::data::dataset_of(std::make_shared<LiveSource>(state_, Part::training));
+}
 
 Dataset Live::validation() const {
   if (state_->options.validation_every == 0)
     throw Error(ExitCode::usage, state_->doing(), "no sample is held out for validation",
                 "Set LiveOptions::validation_every");
+  state_->require_solver();
   return detail::data::dataset_of(std::make_shared<LiveSource>(state_, Part::validation));
 }
 
 Live::operator StateEntry() const {
+  state_->require_solver();
   state_->ranks = state_->launched.duplicate();
   return StateEntry(std::make_shared<SavedLive>(state_));
 }
@@ -478,6 +592,7 @@ Live::operator StateEntry() const {
 void Live::stop_solvers() { state_->receiver.stop_solvers(); }
 
 bool Live::ended() const {
+  state_->require_solver();
   std::int64_t left = 0;
   {
     const Lock lock(state_->receiver.mutex);
@@ -488,44 +603,8 @@ bool Live::ended() const {
 }
 
 LiveLedger Live::ledger() const {
-  std::array<std::int64_t, 8> all{};
-  double wait_s = 0;
-  std::int64_t open_ranks = 0;
-  {
-    const Lock lock(state_->receiver.mutex);
-    state_->receiver.end_pause();
-    const auto& fates = state_->receiver.reservoir().fates();
-    all = {0,          0,          state_->receiver.reservoir().waiting(), fates.used, fates.validation, fates.dropped,
-           fates.lost, fates.draws};
-    wait_s = state_->wait_s;
-    open_ranks = state_->receiver.all_ended() ? 0 : 1;
-  }
-  state_->ranks.all_reduce(std::span(all));
-  // After the others, so that nothing that has come is missing in it.
-  std::array<std::int64_t, 2> sent{};
-  if (state_->rank() == 0) {
-    const Lock lock(state_->receiver.mutex);
-    const auto own = state_->receiver.sent();
-    sent = {own.sent, own.dropped};
-  }
-  state_->ranks.all_reduce(std::span(sent));
-  std::ranges::copy(sent, all.begin());
-  open_ranks = state_->ranks.all_reduce(open_ranks);
-  wait_s = state_->ranks.all_reduce(wait_s) / state_->ranks.size();
-  LiveLedger ledger{.sent = all[0],
-                    .waiting = all[2],
-                    .used = all[3],
-                    .validation = all[4],
-                    .dropped_by_solver = all[1],
-                    .dropped_by_trainer = all[5],
-                    .lost = all[6],
-                    .draws = all[7],
-                    .trainer_wait_s = wait_s};
-  const auto rest = ledger.sent - ledger.waiting - ledger.used - ledger.validation - ledger.dropped_by_solver -
-                    ledger.dropped_by_trainer - ledger.lost;
-  // What is still missing when all solvers have ended will not come any more.
-  (open_ranks > 0 ? ledger.on_its_way : ledger.lost) += rest;
-  return ledger;
+  state_->require_solver();
+  return state_->ledger(state_->ranks);
 }
 
 }  // namespace muster

@@ -28,16 +28,40 @@ using Lock = std::unique_lock<std::mutex>;
 
 std::uint64_t load(const std::uint64_t& word) { return __atomic_load_n(&word, __ATOMIC_SEQ_CST); }
 
-std::uint64_t& word_of(live_ring& ring, std::int64_t seq) { return live_words(&ring)[seq % ring.slots]; }
+using Clock = std::chrono::steady_clock;
+
+std::uint64_t& word_of(live_ring& ring, std::int64_t seq) { return *live_word_of(&ring, seq); }
+
+/// True if the fields lie inside of their arrays, and their blocks inside of the slots.
+bool is_sound(const live_layout& layout, std::int64_t slot_bytes) {
+  const auto is_name = [](const auto& name) { return ::memchr(name, 0, sizeof name) != nullptr; };
+  const auto is_inside = [&](const live_field& field) {
+    if (!is_name(field.name) || field.type < 0 || field.type > MUSTER_LIVE_UINT8 || field.dims < 1 ||
+        field.dims > MUSTER_LIVE_MAX_DIMS || field.at < 0)
+      return false;
+    std::int64_t bytes = live_type_bytes(field.type), all = bytes;
+    for (int d = 0; d < field.dims; ++d)
+      if (field.local[d] < 0 || field.offset[d] < 0 || field.offset[d] > field.global[d] - field.local[d] ||
+          __builtin_mul_overflow(all, field.global[d], &all) || __builtin_mul_overflow(bytes, field.local[d], &bytes))
+        return false;
+    return field.at <= slot_bytes && bytes <= slot_bytes - static_cast<std::int64_t>(sizeof(live_sample)) - field.at;
+  };
+  constexpr int most = MUSTER_LIVE_MAX_FIELDS;
+  return layout.field_count > 0 && layout.field_count <= most && layout.parameter_count >= 0 &&
+         layout.parameter_count <= most && std::all_of(layout.fields, layout.fields + layout.field_count, is_inside) &&
+         std::all_of(layout.parameters, layout.parameters + layout.parameter_count,
+                     [&](const live_parameter& parameter) { return is_name(parameter.name); });
+}
 
 /// True if the ring's places lie inside of its memory.
-bool is_sound(const live_ring& ring, std::int64_t bytes) {
-  std::int64_t data = 0;
-  return ring.file_bytes == bytes && ring.slots > 0 && ring.slot_bytes >= 0 && ring.layout.field_count > 0 &&
-         ring.layout.field_count <= MUSTER_LIVE_MAX_FIELDS && ring.layout.parameter_count >= 0 &&
-         ring.layout.parameter_count <= MUSTER_LIVE_MAX_FIELDS && ring.words_at > 0 && ring.numbers_at > 0 &&
-         ring.trainers_at > 0 && ring.data_at > 0 && ring.data_at <= bytes && ring.trainers_at < bytes &&
-         !__builtin_mul_overflow(ring.slots, ring.slot_bytes, &data) && data <= bytes - ring.data_at;
+bool is_sound(const live_ring& ring, std::int64_t bytes, int trainers) {
+  constexpr std::int64_t line = sizeof(live_sample);
+  if (ring.slots < 1 || ring.slots > bytes / 8 || ring.slot_bytes < line || ring.slot_bytes > bytes / ring.slots)
+    return false;
+  live_ring placed{};
+  live_place(&placed, ring.slots, ring.slot_bytes, trainers);
+  return placed.file_bytes == bytes && ring.words_at == placed.words_at && ring.trainers_at == placed.trainers_at &&
+         ring.data_at == placed.data_at && is_sound(ring.layout, ring.slot_bytes);
 }
 
 std::vector<LiveColumn> columns_of(const live_layout& layout) {
@@ -53,6 +77,15 @@ std::vector<LiveColumn> columns_of(const live_layout& layout) {
   return columns;
 }
 
+/// Maps a file, or new memory if `file` is -1. Null if there is none.
+std::shared_ptr<live_ring> map_ring(std::int64_t size, int file) {
+  const auto bytes = static_cast<std::size_t>(size);
+  const int flags = file < 0 ? MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE : MAP_SHARED;
+  void* const memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, file, 0);
+  if (memory == MAP_FAILED) return nullptr;
+  return {static_cast<live_ring*>(memory), [bytes](live_ring* ring) { ::munmap(ring, bytes); }};
+}
+
 bool are_same(const std::vector<LiveColumn>& a, const std::vector<LiveColumn>& b) {
   return std::ranges::equal(a, b, [](const LiveColumn& x, const LiveColumn& y) {
     return x.name == y.name && x.type == y.type && x.shape == y.shape;
@@ -65,8 +98,18 @@ Descriptor::~Descriptor() {
   if (number_ >= 0) ::close(number_);
 }
 
+void announce(const Stream& stream, const std::vector<int>& world_ranks) {
+  std::vector<std::byte> bytes(sizeof(live_announcement) + world_ranks.size() * sizeof(std::int32_t));
+  auto* const announcement = reinterpret_cast<live_announcement*>(bytes.data());
+  stream.name.copy(announcement->name, sizeof announcement->name - 1);
+  announcement->tag = stream.tag;
+  announcement->count = static_cast<std::int32_t>(world_ranks.size());
+  std::memcpy(announcement->ranks, world_ranks.data(), world_ranks.size() * sizeof(std::int32_t));
+  live_announce(announcement);
+}
+
 bool Receiver::Solver::has_ended() const {
-  return std::ranges::all_of(ranks, [](const Rank& rank) { return rank.socket < 0; });
+  return has_died || std::ranges::none_of(ranks, [](const Rank& rank) { return rank.is_open(); });
 }
 
 Receiver::Receiver(Stream of)
@@ -74,6 +117,7 @@ Receiver::Receiver(Stream of)
       next(static_cast<std::size_t>(stream.options.solvers)),
       listener_(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)),
       event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      ended_sent_(next.size()),
       resent_before_(next.size()) {
   sockaddr_un address{};
   const auto bytes = live_address(&address, stream.token.c_str(), stream.name.c_str(), stream.rank);
@@ -87,6 +131,7 @@ Receiver::Receiver(Stream of)
 void Receiver::start() {
   constexpr int waiting = 4096;
   ::listen(listener_, waiting);
+  if (stream.has_other_nodes) channel_.reset(live_channel_open(stream.tag));
   // The program's signals go to its own threads.
   sigset_t all, before;
   ::sigfillset(&all);
@@ -103,22 +148,18 @@ Receiver::~Receiver() {
   wake();
   if (thread_.joinable()) thread_.join();
   for (auto& solver : solvers_)
-    for (auto& rank : solver.ranks) {
-      if (rank.ring) __atomic_store_n(&rank.ring->gone, 1, __ATOMIC_SEQ_CST);
-      if (rank.ring) wake(rank);
-    }
+    for (auto& rank : solver.ranks) leave(rank);
 }
 
 void Receiver::wait_for_solver() {
   Lock lock(mutex);
   const bool came =
       changed.wait_for(lock, stream.options.timeout, [this] { return reservoir_.has_value() || error_.has_value(); });
-  if (error_) throw Error(*error_);
+  check();
   if (!came)
     throw Error(ExitCode::retry, "waiting for a solver of the live stream \"" + stream.name + "\"",
                 str("none has sent a sample within ", stream.options.timeout.count(), " s"),
-                "Start solvers that open a stream of this name in the same job and on the same node, or raise "
-                "LiveOptions::timeout");
+                "Start solvers that open a stream of this name in the same job, or raise LiveOptions::timeout");
 }
 
 void Receiver::wake() const {
@@ -129,6 +170,18 @@ void Receiver::wake() const {
 void Receiver::wake(const Rank& rank) {
   if (rank.socket >= 0 && __atomic_exchange_n(&rank.ring->solver_waits, 0, __ATOMIC_SEQ_CST) != 0)
     static_cast<void>(!::send(rank.socket, "", 1, MSG_NOSIGNAL | MSG_DONTWAIT));
+}
+
+/// Makes a solver's rank look at what its ring tells.
+void Receiver::tell(const Rank& rank) const {
+  if (!rank.remote) return rank.ring ? wake(rank) : void();
+  live_message message{};
+  message.kind = LIVE_TOLD;
+  message.seq = rank.remote->allowed;
+  message.of.told.next = -1;
+  message.of.told.gone = 1;
+  if (rank.ring) message.of.told = rank.ring->told;
+  live_channel_send(channel_.get(), rank.remote->rank, rank.remote->tag, message);
 }
 
 void Receiver::stop_solvers() {
@@ -165,13 +218,15 @@ bool Receiver::all_ended() const noexcept {
   return static_cast<int>(ended_.size()) >= stream.options.solvers && solvers_.empty();
 }
 
-Receiver::Sent Receiver::sent() const noexcept {
-  Sent all{before_.sent + ended_sent_.sent, before_.dropped + ended_sent_.dropped};
+std::vector<Receiver::Sent> Receiver::sent() const {
+  auto all = ended_sent_;
   for (const auto& solver : solvers_)
     if (solver.is_ready) {
       const auto& ring = *solver.ranks[0].ring;
-      all.dropped += __atomic_load_n(&ring.dropped, __ATOMIC_ACQUIRE);  // first, since the solver writes it last
-      all.sent += __atomic_load_n(&ring.sent, __ATOMIC_RELAXED);
+      auto& of_solver = all[static_cast<std::size_t>(solver.hello.solver)];
+      of_solver.dropped += __atomic_load_n(&ring.dropped, __ATOMIC_ACQUIRE);  // first: the solver writes it last
+      of_solver.sent += __atomic_load_n(&ring.sent, __ATOMIC_RELAXED);
+      of_solver.waited_ms += __atomic_load_n(&ring.waited_ms, __ATOMIC_RELAXED);
     }
   return all;
 }
@@ -183,7 +238,8 @@ void Receiver::run() {
       if (is_ending_) return;
       tell_solvers();
     }
-    serve_events(/*may_wait=*/!receive_all());
+    const bool has_served = serve_channel();
+    serve_events(/*may_wait=*/!receive_all() && !has_served);
   }
 }
 
@@ -212,7 +268,7 @@ Receiver::Step Receiver::receive(Solver& solver) {
   for (auto& rank : solver.ranks) {
     if (&rank == &solver.ranks.front()) continue;
     if (load(word_of(*rank.ring, solver.seq)) == live_word(solver.seq, LIVE_FULL)) continue;
-    if (rank.socket >= 0) return Step::blocked;
+    if (rank.is_open() && !solver.has_died) return Step::blocked;
     // It may have published its block before it ended.
     if (load(word_of(*rank.ring, solver.seq)) == live_word(solver.seq, LIVE_FULL)) continue;
     return finish(solver, /*arrived=*/false);
@@ -230,7 +286,7 @@ Receiver::Step Receiver::claim(Solver& solver) {
     solver.seq += stream.ranks;
     return Step::done;
   }
-  const auto number = live_numbers(&ring)[solver.seq % ring.slots];
+  const auto number = live_slot(&ring, solver.seq)->number;
   const Lock lock(mutex);
   const bool was_resent = number < resent_before_[static_cast<std::size_t>(solver.hello.solver)];
   // Before the first draw or a restore() it is not known which samples are wanted.
@@ -263,8 +319,7 @@ Receiver::Step Receiver::finish(Solver& solver, bool arrived) {
         const auto bytes = live_type_bytes(field.type);
         std::int64_t first = 0;
         for (int d = 0; d < field.dims; ++d) first = first * field.global[d] + field.offset[d];
-        live_copy_box(field.dims, bytes, field.local,
-                      live_slot(rank.ring.get(), solver.seq % rank.ring->slots) + field.at, field.local,
+        live_copy_box(field.dims, bytes, field.local, live_block(rank.ring.get(), solver.seq) + field.at, field.local,
                       reinterpret_cast<char*>(column.data + *solver.slot * column.bytes) + first * bytes, field.global);
       }
     for (int p = 0; p < layout.parameter_count; ++p)
@@ -294,16 +349,19 @@ void Receiver::tell_solvers() {
   for (auto& solver : solvers_)
     for (auto& rank : solver.ranks) {
       if (!rank.ring) continue;
-      if (stops_solvers_ && __atomic_exchange_n(&rank.ring->stop, 1, __ATOMIC_SEQ_CST) == 0) wake(rank);
-      if (!knows_next_ || stream.rank != 0 || __atomic_load_n(&rank.ring->next, __ATOMIC_RELAXED) >= 0) continue;
-      __atomic_store_n(&rank.ring->next, next[static_cast<std::size_t>(solver.hello.solver)], __ATOMIC_SEQ_CST);
-      wake(rank);
+      auto& told = rank.ring->told;
+      if (stops_solvers_ && __atomic_exchange_n(&told.stop, 1, __ATOMIC_SEQ_CST) == 0) tell(rank);
+      if (!knows_next_ || stream.rank != 0 || __atomic_load_n(&told.next, __ATOMIC_RELAXED) >= 0) continue;
+      __atomic_store_n(&told.next, next[static_cast<std::size_t>(solver.hello.solver)], __ATOMIC_SEQ_CST);
+      tell(rank);
     }
 }
 
 /// Serves the sockets. `may_wait`: waits for an event.
 void Receiver::serve_events(bool may_wait) {
-  constexpr int slice_ms = 1000;
+  using namespace std::chrono_literals;
+  // MPI does not wake this thread.
+  const auto slice = !may_wait ? 0us : !channel_ ? 1'000'000us : Clock::now() - last_message_ < 200ms ? 50us : 1'000us;
   if (may_wait) {
     for (auto& solver : solvers_)
       for (auto& rank : solver.ranks)
@@ -311,11 +369,13 @@ void Receiver::serve_events(bool may_wait) {
     may_wait = !receive_all();  // a sample may have come before its solver could see that this thread waits
   }
 
-  std::vector<pollfd> events{{listener_, POLLIN, 0}, {event_, POLLIN, 0}};
+  const bool accepts = Clock::now() >= accepts_from_;
+  std::vector<pollfd> events{{accepts ? int{listener_} : -1, POLLIN, 0}, {event_, POLLIN, 0}};
   for (const auto& stranger : strangers_) events.push_back({stranger, POLLIN, 0});
   for (const auto& solver : solvers_)
     for (const auto& rank : solver.ranks) events.push_back({rank.socket, POLLIN, 0});
-  if (::poll(events.data(), events.size(), may_wait ? slice_ms : 0) <= 0) return;
+  const timespec limit{slice / 1s, may_wait ? slice % 1'000'000us / 1us * 1000 : 0};
+  if (::ppoll(events.data(), events.size(), &limit, nullptr) <= 0) return;
   std::uint64_t count = 0;
   static_cast<void>(!::read(event_, &count, sizeof count));
   // The connections first, in the order above: greeting and accepting change the lists.
@@ -336,6 +396,11 @@ void Receiver::serve_events(bool may_wait) {
 void Receiver::accept_one() {
   Descriptor socket(::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC));
   if (socket >= 0 && live_is_own_user(socket) != 0) strangers_.push_back(std::move(socket));
+  if (socket >= 0 || (errno != EMFILE && errno != ENFILE)) return;
+  if (accepts_from_ == Clock::time_point())
+    log::warn(str("live stream \"", stream.name, "\": a solver cannot be accepted: ", std::strerror(errno),
+                  ". Raise the limit on open files (ulimit -n)"));
+  accepts_from_ = Clock::now() + std::chrono::milliseconds(100);
 }
 
 /// What speaks against a solver's rank; empty if nothing does.
@@ -348,7 +413,7 @@ std::string Receiver::reason_to_refuse(const live_hello& hello) const {
     return "its rank is wrong. Report this";
   for (const auto& solver : solvers_)
     if (solver.hello.solver == hello.solver && (solver.hello.id != hello.id || hello.rank >= solver.hello.ranks ||
-                                                solver.ranks[static_cast<std::size_t>(hello.rank)].socket >= 0))
+                                                solver.ranks[static_cast<std::size_t>(hello.rank)].is_open()))
       return str("solver ", hello.solver,
                  " has opened this stream already. Give each solver a number of its own, and "
                  "open a stream once");
@@ -363,6 +428,11 @@ void Receiver::greet(Descriptor socket) {
   const auto text = reason_to_refuse(hello);
   text.copy(welcome.refusal, sizeof welcome.refusal - 1);
   if (::send(socket, &welcome, sizeof welcome, MSG_NOSIGNAL) < 0 || !text.empty()) return;
+  add(hello, {.socket = std::move(socket)});
+}
+
+/// Adds a rank of a solver.
+void Receiver::add(const live_hello& hello, Rank rank) {
   const Lock lock(mutex);
   auto solver = std::ranges::find_if(solvers_, [&](const Solver& known) { return known.hello.id == hello.id; });
   if (solver == solvers_.end()) {
@@ -370,7 +440,111 @@ void Receiver::greet(Descriptor socket) {
     solver = std::prev(solvers_.end());
     while (live_rank_of(solver->seq, hello.solver, stream.ranks) != stream.rank) ++solver->seq;
   }
-  solver->ranks[static_cast<std::size_t>(hello.rank)].socket = std::move(socket);
+  if (rank.remote) rank.remote->answered = rank.remote->allowed = solver->seq;
+  solver->ranks[static_cast<std::size_t>(hello.rank)] = std::move(rank);
+}
+
+/// Serves the solvers on other nodes. False if nothing has happened.
+bool Receiver::serve_channel() {
+  if (!channel_) return false;
+  bool has_served = false;
+  live_message message{};
+  for (int source = 0; live_channel_receive(channel_.get(), &message, &source) != 0; has_served = true)
+    serve(message, source);
+  for (auto& solver : solvers_)
+    for (auto& rank : solver.ranks)
+      if (rank.remote && rank.remote->is_open) has_served = receive_slots(solver, rank) || has_served;
+  if (has_served) last_message_ = Clock::now();
+  return has_served;
+}
+
+void Receiver::serve(const live_message& message, int source) {
+  if (message.kind == LIVE_HELLO) {
+    const auto& hello = message.of.hello;
+    const auto text = reason_to_refuse(hello);
+    live_message welcome{};
+    welcome.kind = LIVE_WELCOME;
+    text.copy(welcome.of.told.refusal, sizeof welcome.of.told.refusal - 1);
+    live_channel_send(channel_.get(), source, message.tag, welcome);
+    if (!text.empty()) return;
+    Rank rank{.remote = std::make_unique<Remote>()};
+    rank.remote->rank = source;
+    rank.remote->tag = message.tag;
+    rank.remote->receives.fill(MPI_REQUEST_NULL);
+    return add(hello, std::move(rank));
+  }
+  for (auto& solver : solvers_)
+    for (auto& rank : solver.ranks) {
+      if (!rank.remote || rank.remote->rank != source || rank.remote->tag != message.tag) continue;
+      auto& layout = rank.remote->layout;
+      if (message.kind == LIVE_FIELD && layout.field_count < MUSTER_LIVE_MAX_FIELDS)
+        layout.fields[layout.field_count++] = message.of.field;
+      if (message.kind == LIVE_PARAMETER && layout.parameter_count < MUSTER_LIVE_MAX_FIELDS)
+        layout.parameters[layout.parameter_count++] = message.of.parameter;
+      if (message.kind == LIVE_BEGIN) {
+        // This rank uses LIVE_AHEAD of these slots; the system gives no memory for the others.
+        live_ring head{};
+        head.layout = layout;
+        head.told.next = -1;
+        constexpr std::int64_t most = std::int64_t{1} << 48;
+        live_place(&head, std::int64_t{LIVE_AHEAD} * stream.ranks, std::clamp<std::int64_t>(message.seq, 0, most),
+                   stream.ranks);
+        const auto ring = map_ring(head.file_bytes, -1);
+        if (ring) *ring = head;
+        take_ring(solver, rank, ring, head.file_bytes);
+      }
+      if (message.kind != LIVE_END) return;
+      rank.remote->end = message.seq;
+      rank.is_closed = message.of.end.is_closed != 0;
+      if (!rank.ring) return;
+      __atomic_store_n(&rank.ring->sent, message.of.end.sent, __ATOMIC_RELAXED);
+      __atomic_store_n(&rank.ring->dropped, message.of.end.dropped, __ATOMIC_RELEASE);
+      return;
+    }
+}
+
+/// Looks for slots that have come from a rank on another node, and lets it send more. False if nothing has happened.
+bool Receiver::receive_slots(Solver& solver, Rank& rank) {
+  auto& remote = *rank.remote;
+  const auto receive_of = [&](std::int64_t seq) -> MPI_Request& {
+    return remote.receives[static_cast<std::size_t>(seq / stream.ranks % LIVE_AHEAD)];
+  };
+  bool has_come = false;
+  for (; remote.answered < remote.allowed && live_is_over(&receive_of(remote.answered)) != 0; has_come = true) {
+    const auto& slot = *live_slot(rank.ring.get(), remote.answered);
+    if (slot.is_revoked == 0 && remote.end < 0) {  // the end has the last counts
+      __atomic_store_n(&rank.ring->sent, slot.sent, __ATOMIC_RELAXED);
+      __atomic_store_n(&rank.ring->waited_ms, slot.waited_ms, __ATOMIC_RELAXED);
+      __atomic_store_n(&rank.ring->dropped, slot.dropped, __ATOMIC_RELEASE);
+    }
+    __atomic_store_n(&word_of(*rank.ring, remote.answered),
+                     live_word(remote.answered, slot.is_revoked == 0 ? LIVE_FULL : LIVE_EMPTY), __ATOMIC_SEQ_CST);
+    remote.answered += stream.ranks;
+  }
+  if (remote.end >= 0 && remote.answered >= remote.end) {
+    for (auto& receive : remote.receives)
+      if (receive != MPI_REQUEST_NULL) live_cancel(&receive);
+    remote.is_open = false;
+    return note_end(solver, rank), true;
+  }
+  if (!rank.ring) return has_come;
+  // A slot is free when its last sample has been taken, and this rank has answered it.
+  const auto may_come = std::min(solver.seq, remote.answered) + std::int64_t{LIVE_AHEAD} * stream.ranks;
+  if (remote.allowed >= may_come) return has_come;
+  for (; remote.allowed < may_come; remote.allowed += stream.ranks)
+    receive_of(remote.allowed) =
+        live_receive_slot(live_slot(rank.ring.get(), remote.allowed), rank.ring->slot_bytes, remote.rank, remote.tag);
+  tell(rank);
+  return true;
+}
+
+/// A rank of a solver has ended.
+void Receiver::note_end(Solver& solver, const Rank& rank) {
+  if (rank.is_closed) return;
+  solver.has_died = true;
+  if (stream.rank == 0)
+    log::warn(str("live stream \"", stream.name, "\": rank ", &rank - solver.ranks.data(), " of solver ",
+                  solver.hello.solver, " has ended without muster_live_close()"));
 }
 
 /// Reads a ring, or a byte that has only woken this thread, or the end of the connection.
@@ -386,31 +560,48 @@ void Receiver::read_from(Solver& solver, Rank& rank) {
     message.msg_controllen = sizeof control;
     const auto got = ::recvmsg(rank.socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (got < 0 && errno == ECONNRESET) continue;  // it has not read all, and its last byte is still to be read here
     if (got <= 0) {
       rank.socket = Descriptor();
-      if (stream.rank == 0 && rank.ring && __atomic_load_n(&rank.ring->closed, __ATOMIC_ACQUIRE) == 0)
-        log::warn(str("live stream \"", stream.name, "\": rank ", &rank - solver.ranks.data(), " of solver ",
-                      solver.hello.solver, " has ended without muster_live_close()"));
-      return;
+      return note_end(solver, rank);
     }
-    if (const auto* const part = CMSG_FIRSTHDR(&message); part != nullptr && part->cmsg_type == SCM_RIGHTS) {
+    if (byte == LIVE_CLOSED) rank.is_closed = true;
+    const auto* const part = CMSG_FIRSTHDR(&message);
+    if (part != nullptr && part->cmsg_type == SCM_RIGHTS) {
       int file = -1;
       std::memcpy(&file, CMSG_DATA(part), sizeof file);
-      map_ring(solver, rank, Descriptor(file));
+      const Descriptor owned(file);
+      struct stat status {};
+      const bool is_file = ::fstat(file, &status) == 0 && status.st_size >= static_cast<off_t>(sizeof(live_ring));
+      take_ring(solver, rank, is_file ? map_ring(status.st_size, file) : nullptr, status.st_size);
+    } else if ((message.msg_flags & MSG_CTRUNC) != 0) {  // out of file descriptors
+      take_ring(solver, rank, nullptr, 0);
     }
   }
 }
 
-void Receiver::map_ring(Solver& solver, Rank& rank, Descriptor file) {
-  struct stat status {};
-  if (rank.ring || ::fstat(file, &status) != 0 || status.st_size < static_cast<off_t>(sizeof(live_ring))) return;
-  const auto bytes = static_cast<std::size_t>(status.st_size);
-  void* const memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-  if (memory == MAP_FAILED) return;
+/// Takes the ring of a solver's rank, null if it could not be mapped.
+void Receiver::take_ring(Solver& solver, Rank& rank, std::shared_ptr<live_ring> ring, std::int64_t bytes) {
   const Lock lock(mutex);
-  rank.ring = {static_cast<live_ring*>(memory), [bytes](live_ring* ring) { ::munmap(ring, bytes); }};
-  if (!is_sound(*rank.ring, status.st_size)) return rank.ring.reset();
+  if (rank.ring) return;
+  if (!ring || !is_sound(*ring, bytes, stream.ranks)) {
+    log::warn(str("live stream \"", stream.name, "\": the memory of solver ", solver.hello.solver,
+                  " cannot be mapped. Lower bytes in its options, or raise the limit on open files (ulimit -n)"));
+    leave(rank);
+    return;
+  }
+  rank.ring = std::move(ring);
   if (std::ranges::all_of(solver.ranks, [](const Rank& each) { return each.ring != nullptr; })) begin(solver);
+}
+
+/// Tells a rank that no more of its samples are received.
+void Receiver::leave(Rank& rank) {
+  if (rank.ring) __atomic_store_n(&rank.ring->told.gone, 1, __ATOMIC_SEQ_CST);
+  if (rank.is_open()) tell(rank);
+  rank.socket = Descriptor();
+  if (!rank.remote || !std::exchange(rank.remote->is_open, false) || !rank.ring) return;
+  // MPI may still receive into it, and must: otherwise the solver's sends would not end.
+  static_cast<void>(new std::shared_ptr<live_ring>(std::move(rank.ring)));
 }
 
 /// All ranks of the solver have declared their blocks. With `mutex` locked.
@@ -418,16 +609,18 @@ void Receiver::begin(Solver& solver) {
   const auto& layout = solver.ranks.front().ring->layout;
   if (!reservoir_) make_memory(layout);
   solver.is_ready = true;
-  solver.was_refused = !are_same(columns_, columns_of(layout));
+  solver.was_refused = !std::ranges::all_of(
+      solver.ranks, [&](const Rank& rank) { return are_same(columns_, columns_of(rank.ring->layout)); });
   changed.notify_all();
   if (!solver.was_refused) return;
   // Rank 0 last: the solver acts when it sees it there.
   for (auto rank = solver.ranks.rbegin(); rank != solver.ranks.rend(); ++rank) {
-    std::snprintf(rank->ring->refusal, sizeof rank->ring->refusal,
+    auto& told = rank->ring->told;
+    std::snprintf(told.refusal, sizeof told.refusal,
                   "its fields and parameters are not those of the stream's first solver. Declare the same in all "
                   "solvers of a stream");
-    __atomic_store_n(&rank->ring->refused, 1, __ATOMIC_SEQ_CST);
-    wake(*rank);
+    __atomic_store_n(&told.refused, 1, __ATOMIC_SEQ_CST);
+    tell(*rank);
   }
 }
 
@@ -441,8 +634,10 @@ void Receiver::make_memory(const live_layout& layout) {
   const auto& options = stream.options;
   const auto share = [&](std::int64_t count) { return (count + stream.ranks - 1) / stream.ranks; };
   const auto validation = options.validation_every > 0 ? share(options.validation_samples) : 0;
-  const auto capacity = options.bytes / sample_bytes,
-             needed = validation + std::max<std::int64_t>(share(options.watermark), 1);
+  // Samples that are received before they are needed count, too.
+  const std::int64_t ahead = stream.has_other_nodes ? LIVE_AHEAD * options.solvers : 0;
+  auto capacity = options.bytes / sample_bytes;
+  const auto needed = ahead + validation + std::max<std::int64_t>(share(options.watermark), 1);
   if (capacity < needed) {
     error_ = Error(ExitCode::usage, doing,
                    str("a sample takes ", sample_bytes, " bytes, a rank needs ", needed,
@@ -451,6 +646,7 @@ void Receiver::make_memory(const live_layout& layout) {
     columns_.clear();
     return;
   }
+  capacity -= ahead;
   const auto bytes = static_cast<std::size_t>(capacity * (sample_bytes - bookkeeping));
   void* const memory =
       ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -480,10 +676,17 @@ void Receiver::end(Solver& solver) {
     const Lock lock(mutex);
     if (solver.is_ready) {
       const auto& ring = *solver.ranks.front().ring;
-      ended_sent_.sent += ring.sent;
-      ended_sent_.dropped += ring.dropped;
+      auto& sent = ended_sent_[static_cast<std::size_t>(solver.hello.solver)];
+      sent.sent += ring.sent;
+      sent.dropped += ring.dropped;
+      sent.waited_ms += ring.waited_ms;
     }
-    if (!solver.was_refused) ended_.insert(solver.hello.solver);
+    if (solver.has_died && stream.options.on_solver_death == LiveFault::end && !error_)
+      error_ = Error(ExitCode::retry, "reading the live stream \"" + stream.name + "\"",
+                     str("solver ", solver.hello.solver, " has ended without muster_live_close()"),
+                     "Look why it has ended, or set LiveOptions::on_solver_death to go_on");
+    ended_.insert(solver.hello.solver);
+    for (auto& rank : solver.ranks) leave(rank);
     solvers_.erase(solvers_.begin() + (&solver - solvers_.data()));
   }
   changed.notify_all();

@@ -1,11 +1,12 @@
-// Takes samples from the solvers' rings into memory, on a thread of its own. Uses neither MPI nor torch.
+// Takes samples from the solvers' rings into memory, on a thread of its own. Calls MPI only for solvers on other nodes.
 #pragma once
 
 #include "live/reservoir.hpp"
-#include "live/sender/ring.h"
+#include "live/sender/channel.h"
 #include "muster/error.hpp"
 #include "muster/live.hpp"
 
+#include <array>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
@@ -50,9 +51,17 @@ struct LiveColumn {
 struct Stream {
   std::string token, name;
   int rank = 0, ranks = 1;
+  int tag = 1;                   ///< of its channels
+  bool has_other_nodes = false;  ///< true if ranks of the job that do not train are on other nodes
   LiveOptions options = {};
   std::uint64_t seed = 0;
 };
+
+/// How many streams of a process have a tag of their own.
+constexpr int most_streams = 8000;
+
+/// Tells the other ranks of the job which ranks of MPI_COMM_WORLD receive a stream; none: it has ended.
+void announce(const Stream& stream, const std::vector<int>& world_ranks);
 
 class Receiver {
  public:
@@ -65,9 +74,12 @@ class Receiver {
 
   /// Begins to receive, when all ranks have bound their addresses.
   void start();
-  /// Returns when the first solver has declared its samples. Throws an Error past the timeout, or if the memory holds
-  /// too few of them.
+  /// Returns when the first solver has declared its samples. Throws an Error past the timeout.
   void wait_for_solver();
+  /// Throws the Error that ends the stream, if there is one. With `mutex` locked.
+  void check() const {
+    if (error_) throw Error(*error_);
+  }
   void stop_solvers();
 
   const Stream stream;
@@ -88,21 +100,36 @@ class Receiver {
   Reservoir& reservoir() noexcept { return *reservoir_; }
   /// True if all solvers have ended, and all of their samples for this rank have come.
   bool all_ended() const noexcept;
-  /// What the solvers have sent and dropped themselves: those that have ended, before a restart too, and those here.
   struct Sent {
-    std::int64_t sent = 0, dropped = 0;
+    std::int64_t sent = 0, dropped = 0, waited_ms = 0;
   };
-  Sent sent() const noexcept;
+  /// What each solver has sent and dropped itself since the start, as far as this rank knows.
+  std::vector<Sent> sent() const;
+  /// The same before a restart, for all solvers.
+  Sent sent_before() const noexcept { return before_; }
   /// For a restart: what was sent before, and the samples to go on with.
   void restore(const Sent& before, const std::vector<std::int64_t>& next_samples);
   /// For each solver, the sample after the last one that has come to this rank.
   std::vector<std::int64_t> next;
 
  private:
+  /// What a solver's rank on another node has declared, and the slots that it may send.
+  struct Remote {
+    int rank = 0, tag = 0;  ///< in MPI_COMM_WORLD, and of its channel
+    bool is_open = true;
+    live_layout layout{};
+    std::int64_t answered = 0, allowed = 0;  ///< before these samples all have come, or may come
+    std::int64_t end = -1;  ///< the rank has ended, and answers no sample from this one on; -1: not yet
+    std::array<MPI_Request, LIVE_AHEAD> receives{};
+  };
   /// A solver's rank: its ring, null until it has come, and its socket, none after it has ended.
   struct Rank {
-    Descriptor socket;
-    std::shared_ptr<live_ring> ring;
+    Descriptor socket = {};
+    std::shared_ptr<live_ring> ring = {};
+    std::unique_ptr<Remote> remote = {};
+    bool is_closed = false;  ///< by muster_live_close()
+
+    bool is_open() const noexcept { return remote ? remote->is_open : socket >= 0; }
   };
   struct Solver {
     live_hello hello;
@@ -112,6 +139,7 @@ class Receiver {
     std::int64_t number = 0;                     ///< of the sample that is being taken
     std::optional<std::int64_t> slot = {};       ///< where it goes; none if it is dropped
     bool is_ready = false, was_refused = false;  ///< all rings have come; its fields are not those of others
+    bool has_died = false;                       ///< a rank has ended without muster_live_close()
 
     bool has_ended() const;
   };
@@ -124,26 +152,37 @@ class Receiver {
   /// The slots of the sample that is being taken are copied, if `arrived`, and empty again.
   Step finish(Solver& solver, bool arrived);
   void serve_events(bool may_wait);
+  bool serve_channel();
+  void serve(const live_message& message, int source);
+  bool receive_slots(Solver& solver, Rank& rank);
   void accept_one();
   void greet(Descriptor socket);
   std::string reason_to_refuse(const live_hello& hello) const;
+  void add(const live_hello& hello, Rank rank);
   void read_from(Solver& solver, Rank& rank);
-  void map_ring(Solver& solver, Rank& rank, Descriptor file);
+  void take_ring(Solver& solver, Rank& rank, std::shared_ptr<live_ring> ring, std::int64_t bytes);
+  void note_end(Solver& solver, const Rank& rank);
+  void leave(Rank& rank);
   void begin(Solver& solver);
   void make_memory(const live_layout& layout);
   void tell_solvers();
   void end(Solver& solver);
   void wake() const;
   static void wake(const Rank& rank);
+  void tell(const Rank& rank) const;
 
   Descriptor listener_, event_;
   std::vector<Descriptor> strangers_;  ///< connections that have not said who they are
   std::vector<Solver> solvers_;
+  std::unique_ptr<live_channel, void (*)(live_channel*)> channel_{nullptr, live_channel_close};  ///< to other nodes
+  std::chrono::steady_clock::time_point accepts_from_{};  ///< later, after it was out of file descriptors
+  std::chrono::steady_clock::time_point last_message_{};
   std::set<int> ended_;                      ///< the numbers of solvers that have ended
-  Sent before_, ended_sent_;                 ///< before a restart; of solvers that have ended
+  Sent before_;                              ///< before a restart
+  std::vector<Sent> ended_sent_;             ///< [solvers] that have ended
   std::vector<std::int64_t> resent_before_;  ///< for each solver: earlier samples have come before the restart
   bool is_paused_ = false, is_copying_ = false, knows_next_ = false, stops_solvers_ = false, is_ending_ = false;
-  std::optional<Error> error_;  ///< why there is no memory for samples
+  std::optional<Error> error_;  ///< why the stream ends
   std::vector<LiveColumn> columns_;
   std::shared_ptr<std::byte> memory_;
   std::optional<Reservoir> reservoir_;

@@ -68,7 +68,7 @@ std::string time_left(const EpochPosition& position, double samples_per_second) 
 }  // namespace
 
 std::string progress_line(const EpochPosition& position, double samples_per_second, int width,
-                          const std::string& metrics, const std::string& ranks) {
+                          const std::string& metrics, const std::string& ranks, const std::string& live) {
   const auto samples = static_cast<double>(position.samples), consumed = static_cast<double>(position.consumed);
   const double share = samples > 0 ? std::clamp(consumed / samples, 0.0, 1.0) : 0;
   const auto before = epoch_of(position.epoch, position.epochs) + " ";
@@ -77,7 +77,7 @@ std::string progress_line(const EpochPosition& position, double samples_per_seco
     return width - 1 - static_cast<int>(before.size() + after.size() + text.size());
   };
   for (const auto& field : {"  " + speed(samples_per_second), time_left(position, samples_per_second), metrics,
-                            str("  step ", position.global_step), ranks}) {
+                            str("  step ", position.global_step), ranks, live}) {
     if (room_beside(field) < 0) break;
     after += field;
   }
@@ -109,6 +109,21 @@ std::string metrics_text(const Json& row) {
   for (const auto& [key, value] : row.items()) {
     if (is_row_field(key)) continue;
     text += "  " + key + " " + (value.is_number_float() ? number_text(value.get<double>()) : json_text(value));
+  }
+  return text;
+}
+
+std::string live_text(const Json& row) {
+  std::string text;
+  const auto streams = row.value("live", Json::object());
+  for (const auto& [name, ledger] : streams.items()) {
+    const auto number = [&](const char* field) { return number_text(ledger.value(field, 0.0)); };
+    const auto dropped = ledger.value("dropped_by_solver", 0) + ledger.value("dropped_by_trainer", 0);
+    text += "  " + name + " " + number("in_memory") + "/" + number("room") + " in memory, " + number("on_its_way") +
+            " on their way, " + number("uses_per_sample") + " uses each, solvers waited " + number("solver_wait_s") +
+            " s, trainer " + number("trainer_wait_s") + " s";
+    if (dropped > 0) text += str(", ", dropped, " dropped");
+    if (ledger.value("lost", 0) > 0) text += ", " + number("lost") + " lost";
   }
   return text;
 }
@@ -153,7 +168,8 @@ void ProgressLine::batch(const EpochPosition& position) {
   last_draw_ = now;
   const auto seconds = std::chrono::duration<double>(now - pass_begin_).count();
   const double rate = seconds > 0 ? static_cast<double>(position.consumed - pass_first_) / seconds : 0;
-  std::fprintf(stderr, "\r\033[K%s", progress_line(position, rate, width_of(terminal_), last_metrics_, ranks_).c_str());
+  std::fprintf(stderr, "\r\033[K%s",
+               progress_line(position, rate, width_of(terminal_), last_metrics_, ranks_, last_live_).c_str());
   drawn_ = true;
 }
 
@@ -163,6 +179,7 @@ void ProgressLine::step_window(const StepWindow& window) {
 
 void ProgressLine::report(const Json& row, std::int64_t epochs) {
   last_metrics_ = metrics_text(row);
+  last_live_ = live_text(row);
   if (!prints_reports_) return;
   erase();
   std::fprintf(stderr, "%s\n", report_line(row, epochs, first_epoch_).c_str());

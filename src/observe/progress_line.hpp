@@ -11,15 +11,18 @@
 namespace muster::detail::observe {
 
 /// Returns the updated line, without control characters, in less than `width` columns: the epoch, a bar, the part of
-/// the epoch that is done, the speed, the time left, `metrics`, the step, `ranks`. If that is too wide, the bar gets
-/// shorter and is then left out, next the ranks, the step, the metrics, the time left and the speed, in this order.
+/// the epoch that is done, the speed, the time left, `metrics`, the step, `ranks`, `live`. If that is too wide, the bar
+/// gets shorter and is then left out, next the fields from the last one on.
 std::string progress_line(const EpochPosition& position, double samples_per_second, int width,
-                          const std::string& metrics = {}, const std::string& ranks = {});
+                          const std::string& metrics = {}, const std::string& ranks = {}, const std::string& live = {});
 /// Returns "  slowest 3 (data)  2.1 GB": the worker that the others wait for, what it spends most time on (compute,
 /// data, save, network), and the memory of the worker that uses most. A single worker has no "slowest".
 std::string ranks_text(const StepWindow& window);
 /// Returns the user's metrics in a report's row: "  loss 0.1235  accuracy 0.9".
 std::string metrics_text(const Json& row);
+/// Returns what a report's row says about live streams: "  heat 500/512 in memory, 3 on their way, 2.1 uses each,
+/// solvers waited 0.4 s, trainer 1.2 s", and how many were dropped or lost, if any.
+std::string live_text(const Json& row);
 /// Returns the line of a report: epoch, the user's metrics, speed, checkpoint. Floating-point metrics are rounded to
 /// four significant digits. The line counts epochs from 1, the row counts them from `first_epoch`.
 std::string report_line(const Json& row, std::int64_t epochs, std::int64_t first_epoch = 0);
@@ -44,7 +47,7 @@ class ProgressLine final : public Observer {
 
   std::int64_t first_epoch_;
   int terminal_ = -1;
-  std::string last_metrics_, ranks_;
+  std::string last_metrics_, ranks_, last_live_;
   bool redraws_ = false;         ///< true if there is an updated line
   bool prints_reports_ = false;  ///< true if each report gets a line
   bool drawn_ = false;           ///< true if the updated line is on the terminal now

@@ -330,6 +330,7 @@ Json Report::make_row() {
   auto row = with_progress(std::move(metrics), session_.progress, workers.size());
   row["rank_times"] = observe::summary_of(combined_.times);
   row["memory_bytes"] = observe::summary_of(combined_.memory_bytes);
+  if (const auto ledgers = session_.data.ledgers(workers.control); !ledgers.empty()) row["live"] = ledgers;
   if (session_.late_ranks)
     if (const auto& late = session_.late_ranks->found(); !late.empty()) row["late_ranks"] = late;
   return json_from_text(workers.control.broadcast(json_text_lossy(row)));

@@ -36,6 +36,13 @@ std::shared_ptr<data::ShardState> SessionData::shard(const std::string& name, co
   return shards.emplace(name, state).first->second;
 }
 
+Json SessionData::ledgers(const Communicator& workers) const {
+  auto all = Json::object();
+  for (const auto& [name, dataset] : datasets)
+    if (auto ledger = data::source_of(dataset)->ledger(workers); !ledger.is_null()) all.update(ledger);
+  return all;
+}
+
 void SessionData::prepare_preprocessor(const Json& saved, bool own, const Communicator& control,
                                        std::optional<bool> had_one) {
   if (!preprocessor) {

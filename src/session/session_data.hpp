@@ -34,6 +34,8 @@ struct SessionData {
   /// the checkpoint was saved with a preprocessor, if that is known: throws an Error if this run's checkpoint had one
   /// and the trainer has none, or the reverse. Collective.
   void prepare_preprocessor(const Json& saved, bool own, const Communicator& control, std::optional<bool> had_one = {});
+  /// Returns where the samples of the datasets are that draw them, by name; empty if there is none. Collective.
+  Json ledgers(const Communicator& workers) const;
   /// Warns once if a confusion matrix counts each sample once per worker because a dataset is not split. `metrics`: of
   /// all workers, the same on each of them.
   void warn_of_unsplit_data(const std::vector<Json>& metrics, const WorkerContext& workers);

@@ -37,6 +37,12 @@ bool ended_by_sigterm(const JobEnd& end) {
   return (end.report.lost_rank && end.report.lost_rank->signal == SIGTERM) || end.launcher_signal == SIGTERM;
 }
 
+/// Returns ", ./heat", which is added to a rank's place; empty if all ranks have the same program.
+std::string program_of(const JobEnd& end, int rank) {
+  const auto at = static_cast<std::size_t>(rank);
+  return rank < 0 || at >= end.programs.size() ? "" : ", " + end.programs[at];
+}
+
 }  // namespace
 
 int exit_code_of(const JobEnd& end) {
@@ -109,8 +115,8 @@ std::string cause_of(const JobEnd& end, const std::string& in_file) {
     return report.launcher_error;  // if a host was lost, its ranks are lost with it
   if (end.not_up) return "the ranks did not come together: one did not start, or its host does not answer";
   if (const auto& lost = report.lost_rank)
-    return str(lost->rank < 0 ? "a rank" : str("rank ", lost->rank), " (", lost->host, ") was ended by ",
-               signal_text(lost->signal));
+    return str(lost->rank < 0 ? "a rank" : str("rank ", lost->rank), " (", lost->host, program_of(end, lost->rank),
+               ") was ended by ", signal_text(lost->signal));
   if (!report.error.empty()) return report.error;
   if (!in_file.empty()) return in_file;
   if (!report.launcher_error.empty()) return report.launcher_error;
@@ -119,7 +125,8 @@ std::string cause_of(const JobEnd& end, const std::string& in_file) {
   if (!report.loaded && !report.failed_rank && !report.slurm.empty()) return "no rank has started: " + report.slurm;
   const auto where = !report.failed_rank ? std::string()
                                          : str(" on rank ", *report.failed_rank,
-                                               report.failed_host.empty() ? "" : ", host " + report.failed_host);
+                                               report.failed_host.empty() ? "" : ", host " + report.failed_host,
+                                               program_of(end, *report.failed_rank));
   if (report.exited_improperly)
     return "the program ended without MPI_Finalize, as by _exit()" + (where.empty() ? "" : "," + where);
   return str("the program ended with exit code ", end.code, where);
@@ -128,7 +135,10 @@ std::string cause_of(const JobEnd& end, const std::string& in_file) {
 std::string log_hint(const JobEnd& end) {
   const auto& report = end.report;
   if (report.run.empty()) return {};
-  const auto rank = report.lost_host ? -1 : report.lost_rank ? report.lost_rank->rank : report.failed_rank.value_or(-1);
+  // Logs have the numbers of a program's own ranks.
+  const auto rank = report.lost_host || !end.programs.empty() ? -1
+                    : report.lost_rank                        ? report.lost_rank->rank
+                                                              : report.failed_rank.value_or(-1);
   if (rank < 0) return "The logs of the ranks are in " + report.run + "/logs";
   return str("The log of rank ", rank, " is ", log::file_of_rank(report.run, rank));
 }

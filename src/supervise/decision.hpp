@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <string>
+#include <vector>
 
 namespace muster::detail::supervise {
 
@@ -19,7 +20,8 @@ struct JobEnd {
   bool not_up = false;          ///< the ranks have not come together within their time limit, and were killed
   bool stop_requested = false;  ///< a request to stop came while the job ran
   bool had_ranks = false;       ///< the launcher has started processes on this host
-  bool grows = false;           ///< the ranks were asked to stop so that more ranks can be started
+  std::vector<std::string> programs = {};  ///< the program of each rank, if the job has several
+  bool grows = false;                      ///< the ranks were asked to stop so that more ranks can be started
   /// The loss of report.lost_host is no failure of the program: the job goes on without the host, or waits for it.
   bool host_is_excused = false;
 };

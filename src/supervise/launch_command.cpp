@@ -55,7 +55,47 @@ int slots_of(const std::vector<Host>& hosts) {
   return slots;
 }
 
+[[noreturn]] void refuse(const std::string& fact, const std::string& remedy) {
+  throw Error(ExitCode::usage, "starting the ranks", fact, remedy);
+}
+
 }  // namespace
+
+bool names_several_programs(const SuperviseOptions& options) {
+  return !options.command.empty() && options.command.front() == "-n";
+}
+
+std::vector<Program> programs_of(const SuperviseOptions& options) {
+  constexpr const char* form = "Write it as in muster run -- -n 6 ./heat : -n 2 ./train";
+  if (!names_several_programs(options)) {
+    if (std::ranges::find(options.command, ":") != options.command.end())
+      refuse("the command has a \":\", which launchers take for the end of a program", form);
+    return {{options.command}};
+  }
+  std::vector<Program> programs;
+  for (auto word = options.command.begin();;) {
+    const auto end = std::find(word, options.command.end(), ":");
+    if (end - word < 3 || *word != "-n" || word[2].empty() || word[2].starts_with("-"))
+      refuse("a program of several is named without -n and its number of ranks", form);
+    programs.push_back({{word + 2, end}, parse_number<int>(word[1]).value_or(0)});
+    if (*programs.back().ranks < 1)
+      refuse("\"" + word[1] + "\" is not the number of ranks of " + word[2], "Give each program 1 or more");
+    if (end == options.command.end()) return programs;
+    word = end + 1;
+  }
+}
+
+SuperviseOptions with_ranks_of_programs(SuperviseOptions options) {
+  const auto programs = programs_of(options);
+  if (!names_several_programs(options)) return options;
+  if (options.ranks || options.min_workers)
+    refuse(
+        str(options.ranks ? "--ranks" : "--min-workers", " is given for several programs, each of which has its own"),
+        "Leave it out; several programs start with the same ranks each time");
+  options.ranks = 0;
+  for (const auto& program : programs) *options.ranks += *program.ranks;
+  return options;
+}
 
 std::string short_name(const std::string& host) {
   auto name = host.substr(host.find('@') + 1);
@@ -139,14 +179,14 @@ bool leaves_this_host(const SuperviseOptions& options, const std::string& here, 
 
 void check(const SuperviseOptions& options, int ranks, int slots, const Environment& environment,
            const Launcher& launcher, const std::string& here) {
-  const auto refuse = [](const std::string& fact, const std::string& remedy) {
-    throw Error(ExitCode::usage, "starting the ranks", fact, remedy);
-  };
   if (options.command.empty() || options.command.front().empty())
     refuse("no program is named", "Write it behind --, as in muster run -n 2 -- ./fit");
   const auto is_several = [&](const char* size) { return std::atoi(value_of(size, environment).c_str()) > 1; };
   if (is_several("OMPI_COMM_WORLD_SIZE") || is_several("PMI_SIZE"))
     refuse("a launcher has started this program", "Start it without a launcher; it starts the ranks itself");
+  if (names_several_programs(options) && launcher.uses_daemons())
+    refuse(launcher.program + " starts several programs only when it is called by hand",
+           "Write srun --multi-prog, or give --hosts, for which mpirun starts them");
   if (!options.hosts.empty() && hosts_in(options.hosts).empty())
     refuse("--hosts \"" + options.hosts + "\" names no host", "Name them with their slots, as in n1:4,n2:4");
   for (const auto& host : hosts_in(options.hosts))
@@ -210,9 +250,15 @@ LaunchCommand launch_command(const FoundLauncher& launcher, const SuperviseOptio
     if (std::ranges::find(start.passed_variables, name) == start.passed_variables.end())
       start.passed_variables.push_back(name);
 
-  LaunchCommand command{.words = launcher.kind.words(start), .environment = {}};
-  command.words.insert(command.words.begin(), launcher.path.string());
-  command.words.insert(command.words.end(), options.command.begin(), options.command.end());
+  LaunchCommand command{.words = {launcher.path.string()}, .environment = {}};
+  for (const auto& program : programs_of(options)) {
+    if (start.is_further_program) command.words.push_back(":");
+    start.ranks = program.ranks.value_or(ranks);
+    for (const auto& words : {launcher.kind.words(start), program.command})
+      command.words.insert(command.words.end(), words.begin(), words.end());
+    start.is_further_program = true;
+  }
+  start.ranks = ranks;
   for (const auto& [name, value] : launcher.kind.settings(start)) {
     const char* const given = environment(name.c_str());
     if (given != nullptr && !value.starts_with("-l ")) continue;

@@ -13,6 +13,18 @@
 
 namespace muster::detail::supervise {
 
+/// One of the programs of a job, with its number of ranks.
+struct Program {
+  std::vector<std::string> command;
+  std::optional<int> ranks = {};  ///< empty for a job's only program, which has all ranks
+};
+/// True for a command such as -n 6 ./heat : -n 2 ./train. Then the number of ranks never changes.
+bool names_several_programs(const SuperviseOptions& options);
+/// Returns the programs of the command. Throws an Error (ExitCode::usage) if it is incomplete.
+std::vector<Program> programs_of(const SuperviseOptions& options);
+/// Fills in the ranks of several programs. Throws an Error (ExitCode::usage) if other options contradict them.
+SuperviseOptions with_ranks_of_programs(SuperviseOptions options);
+
 /// Returns the hosts of a PBS or LSF job with their slots, as "n1:2,n2:2". `text`: the file with one line for each
 /// slot.
 std::string hosts_of_slots(const std::string& text);

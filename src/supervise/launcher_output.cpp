@@ -163,6 +163,7 @@ void LauncherOutput::keep_exit(const std::string& text) {
   if (report_.returned_code == code) return;  // then all ranks exit with this code, and it is no failure
   report_.failed_rank = rank;
   report_.failed_host = host.data();
+  report_.told_code = code;
 }
 
 /// Records a host that ssh could not reach. The line is still shown, since the program may use ssh for its own

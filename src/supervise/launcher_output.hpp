@@ -46,6 +46,7 @@ struct LauncherReport {
   std::optional<LostRank> lost_rank = {};     ///< the first rank that was lost
   std::optional<int> failed_rank = {};        ///< the first rank that has ended with a code other than 0
   std::string failed_host = {};               ///< the host of the failed rank, if known
+  int told_code = 0;                          ///< the exit code of the failed rank, if it has told it
   std::optional<int> exit_code = {};          ///< the exit code of the failed rank, if the launcher has reported it
   std::string launcher_error = {};            ///< why the launcher could not start the ranks, or has lost them
   std::optional<std::string> lost_host = {};  ///< the host that the launcher has lost or could not reach

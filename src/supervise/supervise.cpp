@@ -151,7 +151,7 @@ struct JobTime {
 class Supervision {
  public:
   explicit Supervision(const SuperviseOptions& given)
-      : options_(with_hosts_of_job(given, environment)),
+      : options_(with_hosts_of_job(with_ranks_of_programs(given), environment)),
         launcher_(find_launcher(options_)),
         requirements_{.ranks = wanted_ranks(options_, environment, count_usable_cores(), launcher_.kind),
                       .max_failures = 0},
@@ -174,8 +174,9 @@ class Supervision {
       log::warn(
           "/proc does not show the processes of this machine: what a rank starts and leaves may go on when the job "
           "has ended. Mount it, as in mount -t proc proc /proc");
-    if (!launcher_.kind.uses_daemons() && options.hosts.empty() && find_program(options.command[0]).empty()) {
-      const auto& program = options.command[0];
+    for (const auto& [command, ranks] : programs_of(options)) {
+      const auto& program = command[0];
+      if (launcher_.kind.uses_daemons() || !options.hosts.empty() || !find_program(program).empty()) continue;
       const bool there = program.find('/') != std::string::npos && fs::exists(status_of(program));
       throw Error(ExitCode::usage, "starting " + program,
                   there ? "it is not a file that may be executed" : "there is no such program",
@@ -254,12 +255,16 @@ class Supervision {
                   [&](const LauncherReport& report) { return should_grow(report, ranks); });
     }
     folders_.empty();
+    if (!names_several_programs(options_)) return end;
+    end.report.required_ranks.reset();  // said of one program
+    for (const auto& [words, own_ranks] : programs_of(options_))
+      end.programs.insert(end.programs.end(), static_cast<std::size_t>(*own_ranks), words[0]);
     return end;
   }
 
   /// Uses the least number of workers that the program has reported, unless --min-workers was given.
   void set_min_workers(int least) {
-    if (options_.min_workers) return;
+    if (options_.min_workers || names_several_programs(options_)) return;
     requirements_.min_workers = std::clamp(least, 1, requirements_.ranks);
     supervisor_info_.full_worker_count = requirements_.ranks;
   }
@@ -391,7 +396,10 @@ class Supervision {
   }
 
   void announce_first_start() {
-    auto text = "muster: starting " + detail::counted(requirements_.ranks, "rank") + " of " + options_.command[0];
+    std::string text;
+    for (const auto& [command, ranks] : programs_of(options_))
+      text += (text.empty() ? "muster: starting " : ", ") +
+              detail::counted(ranks.value_or(requirements_.ranks), "rank") + " of " + command[0];
     if (!options_.hosts.empty()) text += " on " + options_.hosts;
     terminal_.add(text + "\n");
     terminal_.write_some();

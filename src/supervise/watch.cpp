@@ -165,8 +165,10 @@ JobEnd watch(Job& job, const Launcher& launcher, Signals& signals, Terminal& ter
   if (end.report.exit_code) end.code = *end.report.exit_code;  // srun's own code may be that of another rank
   if (!ended_by_itself && end.report.leaving) end.code = *end.report.leaving;
   if (!ended_by_itself && end.report.returned_code) end.code = *end.report.returned_code;
-  if (launcher.loses_codes && told && end.code == 0) end.code = end.report.returned_code.value_or(0);
-  if (!options.hosts.empty() && is_unfinished(end)) end.code = static_cast<int>(ExitCode::retry);
+  if (launcher.loses_codes && told && end.code == 0) end.code = end.report.returned_code.value_or(end.report.told_code);
+  // Of several programs, those that train on a part of the ranks do not report that they have finished.
+  if (!options.hosts.empty() && !names_several_programs(options) && is_unfinished(end))
+    end.code = static_cast<int>(ExitCode::retry);
   // A node was lost silently: the launcher's daemon there does not report it, but the other ranks have noticed.
   if (end.report.silent && !end.report.lost_host && (end.report.leaving || !ended_by_itself)) {
     end.report.lost_host = end.report.silent;

@@ -1,6 +1,7 @@
 // Solvers and a trainer on the ranks of one job. The random couplings are in tests/soak/live.cpp.
 #include "muster/live.hpp"
 
+#include "comm/mpi_threads.hpp"
 #include "data/sources/source.hpp"
 #include "muster/mpi.hpp"
 #include "muster/muster.hpp"
@@ -89,7 +90,8 @@ void drain(const Live& live) {
 
 /// A trainer that sees no sample, since its solver makes an error.
 void expect_no_sample(Launch& launch, const std::string& name) {
-  const auto text = error_of([&] { Live(launch, name, {.timeout = std::chrono::seconds(1)}); }, ExitCode::retry);
+  const Live live(launch, name, {.timeout = std::chrono::seconds(1)});
+  const auto text = error_of([&] { static_cast<void>(live.dataset()); }, ExitCode::retry);
   EXPECT_SAYS(text, "none has sent a sample within 1 s");
 }
 
@@ -153,8 +155,9 @@ TEST(Live, TheTrainersMemoryHoldsTheWatermark) {
   couple(
       1,
       [](Launch& launch) {
-        const auto text = error_of([&] { Live(launch, "few", {.bytes = 200, .watermark = 3}); }, ExitCode::usage);
-        EXPECT_SAYS(text, "a rank needs 3 samples for the watermark and validation, and LiveOptions::bytes is 200");
+        const Live live(launch, "few", {.bytes = 200, .watermark = 3});
+        const auto text = error_of([&] { static_cast<void>(live.dataset()); }, ExitCode::usage);
+        EXPECT_SAYS(text, " samples for the watermark and validation, and LiveOptions::bytes is 200");
       },
       [](const Side& side) {
         auto* live = open(side, "few");
@@ -237,6 +240,54 @@ TEST(Live, NamesAndNumbersAreTheirOwn) {
       });
 }
 
+// A solver and a trainer with two streams, which they begin in opposite orders.
+TEST(Live, TwoStreamsOfASolver) {
+  couple(
+      1,
+      [](Launch& launch) {
+        const Live first(launch, "first"), second(launch, "second");
+        for (const auto* live : {&first, &second}) {
+          drain(*live);
+          const auto ledger = live->ledger();
+          EXPECT_EQ(ledger.sent, 3);
+          EXPECT_EQ(ledger.used, 3);
+        }
+      },
+      [](const Side& side) {
+        auto* second = open(side, "second");
+        auto* first = open(side, "first");
+        for (std::int64_t number = 0; number < 3; ++number)
+          for (auto* live : {first, second}) EXPECT_EQ(send(live, number), MUSTER_LIVE_OK) << muster_live_text(live);
+        muster_live_close(&first, nullptr);  // first of the two, since the trainer waits for its end
+        muster_live_close(&second, nullptr);
+      });
+}
+
+TEST(Live, LocalCallsAfterAnErrorReturnIt) {
+  couple(
+      1, [](Launch& launch) { expect_no_sample(launch, "after"); },
+      [](const Side& side) {
+        LiveSender sender(side.comm(), "after");
+        EXPECT_THROW(sender.field("x", MUSTER_LIVE_FLOAT32, {0}, {0}, {0}), std::runtime_error);
+        EXPECT_THROW(sender.parameter("nu", 1), std::runtime_error);
+        EXPECT_THROW(sender.progress(), std::runtime_error);
+        EXPECT_THROW(sender.send(0, {nullptr}), std::runtime_error);
+      });
+}
+
+TEST(Live, OtherNodesNeedMpiOfSeveralThreads) {
+  if (detail::comm::threads_may_call_mpi()) GTEST_SKIP();
+  ::setenv("MUSTER_TEST_LIVE", "mpi", 1);
+  couple(
+      1,
+      [](Launch& launch) {
+        const auto text = error_of([&] { Live(launch, "threads"); }, ExitCode::usage);
+        EXPECT_SAYS(text, "a solver may be on another node, and MPI was not initialised for several threads");
+      },
+      [](const Side&) {});
+  ::unsetenv("MUSTER_TEST_LIVE");
+}
+
 TEST(Live, OneSideAlone) {
   muster_live_world(nullptr);
   muster_live* live = nullptr;
@@ -266,7 +317,11 @@ TEST(Live, OptionsAreTheSameOnAllTrainers) {
 
 TEST(Live, TheTrainerMayEndFirst) {
   couple(
-      1, [](Launch& launch) { const Live live(launch, "short"); },
+      1,
+      [](Launch& launch) {
+        const Live live(launch, "short");
+        static_cast<void>(live.dataset());
+      },
       [](const Side& side) {
         auto* live = open(side, "short", {.solver = 0, .bytes = 0, .rule = MUSTER_LIVE_WAIT, .timeout_s = 60});
         int code = MUSTER_LIVE_OK;
@@ -316,6 +371,11 @@ LiveLedger train(Launch& launch, const std::filesystem::path& storage, std::int6
                     .preprocessor = standard_scaler({"x"})})
           .fit();
   EXPECT_EQ(result.error.has_value(), last < 3) << result.error->what();
+  const auto row = result.metrics_history.back().at("live").at("train");
+  EXPECT_LE(row.at("sent").get<std::int64_t>(), ledger.sent);
+  EXPECT_EQ(row.at("used").get<std::int64_t>(), ledger.used);
+  EXPECT_EQ(row.at("room").get<std::int64_t>(), ledger.room);
+  EXPECT_GE(row.at("uses_per_sample").get<double>(), 1);
   live.stop_solvers();
   return ledger;
 }

@@ -43,6 +43,7 @@ struct SolverPlan {
 };
 
 struct Plan {
+  const char* transport = "";  // MUSTER_TEST_LIVE: "mpi", "mixed", or by node
   int trainers = 1, pause_us = 0, batch = 1;
   std::vector<SolverPlan> solvers;
   LiveOptions options;
@@ -99,6 +100,7 @@ Plan plan_of(std::uint64_t seed, int ranks) {
     plan.solvers.push_back(solver);
   }
   bytes += 8 * parameters;
+  plan.transport = dice.one_of({"", "mpi", "mixed"});
   plan.pause_us = dice.one_of({0, 0, 200});
   plan.batch = dice.between(1, 8);
   if (dice.chance(0.25)) plan.stop_after = dice.between(0, 20);
@@ -108,7 +110,8 @@ Plan plan_of(std::uint64_t seed, int ranks) {
   options.watermark = dice.between(0, 6);
   options.validation_every = dice.one_of({0, 0, 3});
   options.validation_samples = dice.between(1, 5);
-  options.bytes = (bytes + 64) * (dice.between(1, 12) + 2 * options.watermark + options.validation_samples);
+  const int ahead = 2 * static_cast<int>(plan.solvers.size());  // of solvers on other nodes
+  options.bytes = (bytes + 64) * (dice.between(1, 12) + 2 * options.watermark + options.validation_samples + ahead);
   if (!once) options.max_uses = dice.one_of({0, 0, 1, 3});
   if (options.rule != LiveRule::uniform) options.min_fresh = dice.one_of({0.0, 0.0, 0.5, 1.0});
   if (dice.chance(0.3)) options.after_end = dice.between(0, 30);
@@ -186,7 +189,7 @@ std::string solve(const SolverPlan& plan, int solver, const std::string& stream,
   }
   muster_live* live = nullptr;
   const muster_live_options options{.solver = solver,
-                                    .bytes = plan.slots * (block_bytes + 16),
+                                    .bytes = plan.slots * (block_bytes + 72),
                                     .rule = plan.rule,
                                     .timeout_s = patience.count() * 1.0};
   if (muster_live_open(comm, stream.c_str(), &options, &live) != MUSTER_LIVE_OK) return muster_live_text(live);
@@ -300,11 +303,15 @@ std::string play(const Round& round, const Communicator& world) {
   int solver = -1;
   for (int next = plan.trainers; solver + 1 < static_cast<int>(plan.solvers.size()) && world.rank() >= next;)
     next += plan.solvers[static_cast<std::size_t>(++solver)].ranks;
+  if (*plan.transport == '\0')
+    ::unsetenv("MUSTER_TEST_LIVE");
+  else
+    ::setenv("MUSTER_TEST_LIVE", plan.transport, 1);
   MPI_Comm part = MPI_COMM_NULL;
   MPI_Comm_split(MPI_COMM_WORLD, solver + 1, world.rank(), &part);
   if (round.aloud && world.rank() == 0)
-    std::printf("%d trainers, %zu solvers, rule %d\n", plan.trainers, plan.solvers.size(),
-                static_cast<int>(plan.options.rule));
+    std::printf("%d trainers, %zu solvers, rule %d, transport \"%s\"\n", plan.trainers, plan.solvers.size(),
+                static_cast<int>(plan.options.rule), plan.transport);
   std::string wrong;
   Sent counts;
   LiveLedger ledger;

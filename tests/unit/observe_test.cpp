@@ -384,6 +384,18 @@ TEST(Progress, FitsItsWidth) {
   EXPECT_EQ(line(32), "epoch 3/10   50%  10 samples/s");
   for (int width = 1; width < 200; ++width)
     EXPECT_LT(progress_line(position, 1e6, width, "  loss 0.1").size(), static_cast<std::size_t>(width));
+  EXPECT_EQ(live_text({{"live",
+                        {{"heat",
+                          {{"in_memory", 10},
+                           {"room", 12},
+                           {"on_its_way", 3},
+                           {"uses_per_sample", 2.125},
+                           {"solver_wait_s", 0.5},
+                           {"trainer_wait_s", 2},
+                           {"dropped_by_solver", 4},
+                           {"lost", 0}}}}}}),
+            "  heat 10/12 in memory, 3 on their way, 2.125 uses each, solvers waited 0.5 s, trainer 2 s, 4 dropped");
+  EXPECT_EQ(live_text({{"loss", 1}}), "");
   EXPECT_EQ(progress_line({.epoch = 1, .consumed = 60, .samples = 100, .global_step = 5}, 0.01, 70),
             "epoch 2 [####..]  60%  0 samples/s  1:06:40 left in the epoch  step 5");
 }

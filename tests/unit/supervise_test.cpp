@@ -6,6 +6,7 @@
 #include "supervise/lost_hosts.hpp"
 #include "supervise/slurm.hpp"
 #include "supervise/temporary_folders.hpp"
+#include "support/errors.hpp"
 
 #include <gtest/gtest.h>
 
@@ -344,6 +345,11 @@ TEST(LauncherOutput, KeepsTheMessagesOfHydra) {
   LauncherOutput unknown;
   unknown.take(message("=   PID 4711 RUNNING AT n1\n=   EXIT CODE: 11\n"));
   ASSERT_TRUE(unknown.report().lost_rank);
+  EXPECT_EQ(cause_of({.report = {.lost_rank = LostRank{2, "n1", 9}}, .programs = {"./heat", "./heat", "./fit"}}, ""),
+            "rank 2 (n1, ./fit) was ended by signal 9 (Killed), as the kernel does when memory runs out");
+  EXPECT_EQ(log_hint({.report = {.run = "/r", .lost_rank = LostRank{2, "n1", 9}}, .programs = {"./fit"}}),
+            "The logs of the ranks are in /r/logs")
+      << "their numbers are a program's own";
   EXPECT_TRUE(cause_of({.report = unknown.report()}, "").starts_with("a rank (n1) was ended by signal 11"));
   LauncherOutput intel;
   EXPECT_EQ(intel.take(message("=   RANK 3 PID 4711 RUNNING AT n1\n=   KILLED BY SIGNAL: 9 (Killed)\n")), "\n");
@@ -868,6 +874,40 @@ TEST_F(LaunchCommandTest, ByHydra) {
   EXPECT_EQ(there.words,
             (std::vector<std::string>{"/bin/launcher", "-n", "4", "-hosts", "n1:2,n3:2", "./fit", "--epochs", "3"}));
   EXPECT_EQ(value(there, "HYDRA_LAUNCHER"), "missing");
+}
+
+TEST_F(LaunchCommandTest, StartsSeveralPrograms) {
+  options = {.command = {"-n", "2", "./heat", "-x", ":", "-n", "1", "./train"}};
+  options = with_ranks_of_programs(options);
+  EXPECT_EQ(wanted_ranks(options, environment, 8, open_mpi), 3);
+  using Words = std::vector<std::string>;
+  EXPECT_EQ(command(open_mpi, 3).words, (Words{"/bin/launcher", "-n", "2", "./heat", "-x", ":", "-n", "1", "./train"}));
+  options.hosts = "n1:2,n2:1";
+  EXPECT_EQ(command(hydra, 3).words,
+            (Words{"/bin/launcher", "-n", "2", "-hosts", "n1:2,n2:1", "./heat", "-x", ":", "-n", "1", "./train"}));
+  const auto words = command(open_mpi, 3).words;
+  EXPECT_EQ(std::ranges::count(words, "n1:2,n2:1"), 2) << "mpirun has hosts and variables for each program";
+  EXPECT_EQ(std::ranges::count(words, "MUSTER_SUPERVISED"), 2);
+  EXPECT_NO_THROW(check(options, 3, 3, environment, open_mpi));
+}
+
+TEST_F(LaunchCommandTest, RefusesSeveralProgramsWithoutTheirRanks) {
+  using Words = std::vector<std::string>;
+  const auto expect_refused = [](const SuperviseOptions& refused, const std::string& text) {
+    EXPECT_SAYS(test::error_of([&] { with_ranks_of_programs(refused); }, ExitCode::usage), text);
+  };
+  expect_refused({.command = {"./heat", ":", "-n", "1", "./train"}}, "the command has a \":\"");
+  for (const auto& words : {Words{"-n", "2", "./heat", ":", "./train"}, Words{"-n", "2"},
+                            Words{"-n", "2", "./heat", ":"}, Words{"-n", "2", "--", "./heat"}})
+    expect_refused({.command = words}, "a program of several is named without -n and its number of ranks");
+  for (const char* const ranks : {"x", "0", "-1"})
+    expect_refused({.command = {"-n", ranks, "./heat"}}, "is not the number of ranks of ./heat");
+  const Words two{"-n", "2", "./heat", ":", "-n", "1", "./train"};
+  expect_refused({.command = two, .ranks = 3}, "--ranks is given for several programs, each of which has its own");
+  expect_refused({.command = two, .min_workers = 2}, "--min-workers is given for several programs");
+  options = with_ranks_of_programs({.command = two});
+  EXPECT_SAYS(test::error_of([&] { check(options, 3, 3, environment, srun); }, ExitCode::usage),
+              "srun starts several programs only when it is called by hand. Write srun --multi-prog");
 }
 
 TEST_F(LaunchCommandTest, HowTasksOfSrunFindEachOther) {

@@ -59,7 +59,7 @@ void require_folder_name(const std::string& name) {
 }
 
 void complete(BatchOptions& options) {
-  if (options.command.front().empty())
+  if (options.command.front().empty() || options.command.front().starts_with("-"))
     throw Error(ExitCode::usage, "writing a batch script", "no program is named",
                 "Write it behind --, as in -- ./fit --name demo");
   options.written_by += " --";

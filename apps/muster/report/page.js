@@ -632,6 +632,41 @@
     });
   }
 
+  /** The ledgers of live streams: where the samples are, who has waited, and how often each sample was used. */
+  function addLive() {
+    const fields = {on_its_way: 'on their way', in_memory: 'in the trainer\'s memory', uses_per_sample: 'uses of each sample',
+      solver_wait_s: 'solvers waited for room', trainer_wait_s: 'trainer waited for samples', sent: 'sent', used: 'used',
+      waiting: 'waiting, never used', validation: 'held out', dropped_by_solver: 'dropped by the solver\'s rule',
+      dropped_by_trainer: 'dropped by the trainer', lost: 'lost'};
+    const streams = [...new Set(namesIn('own').map((name) => (/^live\.(.+)\.sent$/.exec(name) || [])[1]).filter(Boolean))];
+    if (!streams.length) return;
+    const part = section('live', 'Live samples');
+    for (const stream of streams) {
+      const cards = element('div', {class: 'cards'});
+      for (const [field, title] of Object.entries(fields)) {
+        const name = 'live.' + stream + '.' + field;
+        if (runs.some((run) => run.own[name] && (run.own[name].max > 0 || field === 'sent')))
+          cards.append(curveCard('own', name, title, field.endsWith('_s') ? durationText : numberText));
+      }
+      part.append(...(streams.length > 1 ? [element('h3', {}, stream)] : []), cards);
+    }
+  }
+
+  /** The pictures of session.log_image. */
+  function addPictures() {
+    if (!runs.some((run) => listOf(run.pictures).length)) return;
+    const part = section('pictures', 'Pictures');
+    runs.forEach((run, i) => {
+      const all = listOf(run.pictures);
+      if (!all.length) return;
+      part.append(...runHeading(i));
+      for (const name of new Set(all.map((picture) => picture.name)))
+        part.append(element('h4', {}, name), element('div', {class: 'pictures'}, all.filter((picture) => picture.name === name)
+          .map(({step, png}) => element('figure', {}, element('img', {src: 'data:image/png;base64,' + png,
+            alt: name + ' at step ' + step}), element('figcaption', {}, 'step ' + numberText(step))))));
+    });
+  }
+
   /** Seconds since 1970, from the manifest or else from the row. */
   const savedAt = (checkpoint) => (checkpoint.time ? Date.parse(checkpoint.time) / 1000 : checkpoint.timestamp);
 
@@ -813,6 +848,8 @@
     addCurves();
     addTime();
     addRanks();
+    addLive();
+    addPictures();
     addTraces();
     addCheckpoints();
     addTimeline();

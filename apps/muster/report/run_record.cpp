@@ -2,6 +2,7 @@
 
 #include "../checkpoint_text.hpp"
 #include "../run_files.hpp"
+#include "pictures.hpp"
 #include "rows.hpp"
 #include "trace.hpp"
 
@@ -132,6 +133,9 @@ Json read_run(const fs::path& run, const std::string& name, const Budget& budget
   record["checkpoints"] = checkpoints_for_page(run, rows);
   record["checkpoint_count"] = rows.checkpoint_count();
   record["traces"] = traces_of(run);
+#ifdef MUSTER_HAS_TENSORBOARD
+  record["pictures"] = pictures_of(run);
+#endif
   return record;
 }
 

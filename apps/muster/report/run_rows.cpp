@@ -11,7 +11,7 @@ namespace muster::tool::report {
 namespace {
 
 constexpr std::size_t most_curves = 500, most_buckets = 1000, most_checkpoints = 1000, most_late = 1000,
-                      most_worlds = 1000, most_left_out = 50, most_slowest = 5;
+                      most_worlds = 1000, most_left_out = 50, most_slowest = 5, most_own = 100;
 constexpr double not_known = std::numeric_limits<double>::quiet_NaN();
 
 std::int64_t whole(double value) { return std::abs(value) < 9e15 ? std::llround(value) : 0; }
@@ -56,6 +56,7 @@ RunRows::RunRows() : split_(most_buckets) {
 
 RunRows::Column RunRows::new_column(std::string_view name) {
   if (name.starts_with("late_ranks[") || name.starts_with("rank_times.")) return {};
+  if (name.starts_with("live.")) return {.kind = own_.size() < most_own ? Column::Kind::own : Column::Kind::ignored};
   if (metrics_.size() == most_curves) {
     if (left_out_.size() < most_left_out) left_out_.emplace(name);
     return {};

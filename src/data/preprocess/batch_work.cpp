@@ -48,6 +48,7 @@ class TransformedSource final : public Source {
     if (drawn) add_work(*drawn, *work_, seed);
     return drawn;
   }
+  Json ledger(const Communicator& workers) override { return source_->ledger(workers); }
   std::shared_ptr<Source> to_fit() override { return std::make_shared<TransformedSource>(source_->to_fit(), *work_); }
 
   const Schema& schema() override {

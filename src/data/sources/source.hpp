@@ -5,7 +5,9 @@
 #include "data/sources/ahead.hpp"
 #include "data/sources/fingerprint.hpp"
 #include "data/sources/sample_layout.hpp"
+#include "muster/communicator.hpp"
 #include "muster/dataset.hpp"
+#include "muster/json.hpp"
 
 #include <ATen/core/Generator.h>
 
@@ -98,6 +100,9 @@ class Source {
                                         const std::function<void()>& /*between*/) {
     return {};
   }
+  /// For a source that draws: what the row of a report says about its samples, by its name; null if another source says
+  /// it. Collective.
+  virtual Json ledger(const Communicator& /*workers*/) { return {}; }
   /// For a source that draws: the samples of this rank on which a preprocessor is fitted, as many on each rank.
   virtual std::shared_ptr<Source> to_fit() { return nullptr; }
 

@@ -1,5 +1,5 @@
 /* What the two sides of a stream share: the memory between a rank of a solver and the ranks of the trainer, and the
- * messages over their sockets. C99 and C++.
+ * messages between them. C99 and C++.
  *
  * Each rank of a solver owns a ring of equal slots. Sample number `seq` of those that were sent, counted from 0, is in
  * slot seq % slots on all ranks of the solver, and belongs to the trainer's rank live_rank_of(seq). A slot's word says
@@ -7,8 +7,12 @@
  * a sample, and the solver revokes one, by changing that word from LIVE_FULL in one atomic operation. Only then does
  * the trainer read the slots of the other ranks, and it empties them when it has copied them.
  *
- * The solver passes the memory as a file descriptor without a name. A byte over the socket wakes the other side, which
- * has said that it waits; the end of the connection tells of its death. */
+ * On one node the solver passes the memory as a file descriptor without a name. A byte over the socket wakes the other
+ * side, which has said that it waits; the end of the connection tells of its death.
+ *
+ * Between nodes a rank of the trainer has a ring of its own for each rank of the solver, into which it receives slots
+ * by MPI (channel.h). It says before which sample it has room. Each of its samples before that one is answered in order
+ * by its slot, or by the beginning of a slot if the solver has revoked it. */
 #ifndef MUSTER_LIVE_RING_H
 #define MUSTER_LIVE_RING_H
 
@@ -17,7 +21,13 @@
 
 #include "muster_live.h"
 
-enum { LIVE_PROTOCOL = 1, LIVE_TEXT = 512, LIVE_TIMEOUT_S = 300 };
+enum { LIVE_PROTOCOL = 2, LIVE_TEXT = 512, LIVE_TIMEOUT_S = 300 };
+
+/* How many samples a rank of the trainer receives from a solver on other nodes before it needs them. */
+enum { LIVE_AHEAD = 2 };
+
+/* The byte over a socket that says muster_live_close(); others only wake. */
+enum { LIVE_CLOSED = 1 };
 
 /* States of a slot. */
 enum { LIVE_EMPTY = 0, LIVE_FULL = 1, LIVE_TAKEN = 2 };
@@ -41,20 +51,31 @@ typedef struct live_layout {
   live_parameter parameters[MUSTER_LIVE_MAX_FIELDS];
 } live_layout;
 
-/* The beginning of the memory. */
-typedef struct live_ring {
-  int64_t file_bytes, slots, slot_bytes;
-  int64_t words_at, numbers_at, trainers_at, data_at; /* bytes from the beginning of the memory */
-  live_layout layout;
-  /* Written by the solver's rank; the counts by rank 0 alone. */
-  int64_t sent, dropped;
-  uint32_t closed;
-  uint32_t solver_waits;
-  /* Written by the trainer. */
+/* What the trainer tells a solver. */
+typedef struct live_told {
   int64_t next; /* the sample to go on with; -1: not known yet */
   uint32_t stop, gone, refused;
   char refusal[LIVE_TEXT];
+} live_told;
+
+/* The beginning of the memory. */
+typedef struct live_ring {
+  int64_t file_bytes, slots, slot_bytes;
+  int64_t words_at, trainers_at, data_at; /* bytes from the beginning of the memory */
+  live_layout layout;
+  /* Written by the solver's rank. */
+  int64_t sent, dropped, waited_ms;
+  uint32_t solver_waits;
+  live_told told; /* written by the trainer */
 } live_ring;
+
+/* The beginning of a slot; the rank's block follows. */
+typedef struct live_sample {
+  int64_t number, sent, dropped; /* sent, dropped: by the solver so far */
+  int64_t is_revoked;            /* over MPI: no block follows */
+  int64_t waited_ms;             /* by the rank, for room */
+  int64_t unused[3];             /* a block begins at a multiple of 64 bytes */
+} live_sample;
 
 /* The first message of a solver's rank to each rank of the trainer, and the answer. */
 typedef struct live_hello {
@@ -72,12 +93,25 @@ static inline int64_t live_seq(uint64_t word) { return (int64_t)(word >> 2) - 1;
 static inline unsigned live_state(uint64_t word) { return (unsigned)(word & 3); }
 static inline int live_rank_of(int64_t seq, int solver, int trainers) { return (int)((seq + solver) % trainers); }
 
-static inline uint64_t* live_words(live_ring* ring) { return (uint64_t*)((char*)ring + ring->words_at); }
-static inline int64_t* live_numbers(live_ring* ring) { return (int64_t*)((char*)ring + ring->numbers_at); }
+static inline uint64_t* live_word_of(live_ring* ring, int64_t seq) {
+  return (uint64_t*)((char*)ring + ring->words_at) + seq % ring->slots;
+}
 /* For each rank of the trainer, whether it waits. */
 static inline uint32_t* live_trainers(live_ring* ring) { return (uint32_t*)((char*)ring + ring->trainers_at); }
-static inline char* live_slot(live_ring* ring, int64_t slot) {
-  return (char*)ring + ring->data_at + slot * ring->slot_bytes;
+static inline live_sample* live_slot(live_ring* ring, int64_t seq) {
+  return (live_sample*)((char*)ring + ring->data_at + seq % ring->slots * ring->slot_bytes);
+}
+static inline char* live_block(live_ring* ring, int64_t seq) { return (char*)(live_slot(ring, seq) + 1); }
+
+/* Sets the places of a ring with these slots. */
+static inline void live_place(live_ring* ring, int64_t slots, int64_t slot_bytes, int trainers) {
+  const int64_t line = 64, page = 4096;
+  ring->slots = slots;
+  ring->slot_bytes = slot_bytes;
+  ring->words_at = ((int64_t)sizeof *ring + line - 1) / line * line;
+  ring->trainers_at = ring->words_at + slots * 8;
+  ring->data_at = (ring->trainers_at + 4 * trainers + page - 1) / page * page;
+  ring->file_bytes = ring->data_at + slots * slot_bytes;
 }
 
 static inline int64_t live_type_bytes(int type) {
@@ -121,6 +155,8 @@ double live_now_s(void);
 /* Ensures that this process takes part, as muster_live_open() does. `token` gets a secret of the job, 32 digits.
  * Collective over MPI_COMM_WORLD at the first call. Returns a code; `text` gets what was wrong. */
 MUSTER_LIVE_API int live_join(double timeout_s, char token[33], char text[LIVE_TEXT]);
+/* True if two ranks of MPI_COMM_WORLD can share memory and sockets. */
+MUSTER_LIVE_API int live_share_node(int rank, int other);
 /* The address of the trainer's rank `rank`: an abstract one, which no file system has. Returns its length. */
 MUSTER_LIVE_API unsigned live_address(struct sockaddr_un* address, const char* token, const char* stream, int rank);
 /* True if the process at the other end of a socket is this user's. */

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,7 +15,19 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "live/sender/ring.h"
+#include "live/sender/channel.h"
+
+/* A rank of the trainer. */
+typedef struct live_trainer {
+  int socket; /* -1: none */
+  int rank;   /* of MPI_COMM_WORLD */
+  /* On another node: */
+  int is_remote, has_answered;
+  int64_t allowed, next;           /* it has room for samples before `allowed`; `next` is the first that was not sent */
+  MPI_Request sends[LIVE_AHEAD];   /* of slots */
+  int64_t sent[LIVE_AHEAD];        /* the samples of these slots; -1: revoked */
+  live_sample revoked[LIVE_AHEAD]; /* is sent in place of such a slot */
+} live_trainer;
 
 struct muster_live {
   int code; /* what every call returns: OK while the stream is open */
@@ -22,7 +35,10 @@ struct muster_live {
   muster_live_options options;
   MPI_Comm comm;
   int rank, ranks, trainers;
-  int* sockets; /* to each rank of the trainer; -1: none */
+  live_trainer* trainer; /* [trainers] */
+  live_channel* channel; /* null if all of them are on this node */
+  int trainer_tag;       /* of the channels of the trainer */
+  live_told told;        /* over the channel, while there is no ring */
   live_layout layout;
   int64_t before[MUSTER_LIVE_MAX_FIELDS][MUSTER_LIVE_MAX_DIMS];  /* halos */
   int64_t extents[MUSTER_LIVE_MAX_FIELDS][MUSTER_LIVE_MAX_DIMS]; /* of this rank's arrays, halos included */
@@ -46,19 +62,133 @@ static int fail(muster_live* live, const char* format, ...) {
 
 /* The same where no trainer is there. */
 static int no_trainer(muster_live* live, const char* fact) {
-  fail(live, "%s. Start it on this node with a muster::Live of this name, as in mpirun -n 6 ./solver : -n 2 ./trainer",
+  fail(live, "%s. Start it in this job with a muster::Live of this name, as in mpirun -n 6 ./solver : -n 2 ./trainer",
        fact);
   return MUSTER_LIVE_NO_TRAINER;
 }
 static int gone(muster_live* live) { return no_trainer(live, "the trainer has ended"); }
 
-static void disconnect(muster_live* live) {
+/* True if MPI still uses a slot of the ring. */
+static int is_sending(muster_live* live) {
+  int sending = 0;
   for (int j = 0; j < live->trainers; ++j)
-    if (live->sockets[j] >= 0) close(live->sockets[j]);
-  free(live->sockets);
-  live->sockets = NULL;
+    for (int i = 0; i < LIVE_AHEAD; ++i) {
+      live_trainer* const trainer = &live->trainer[j];
+      if (trainer->sends[i] == MPI_REQUEST_NULL) continue;
+      if (!live_is_over(&trainer->sends[i])) {
+        sending = 1;
+      } else if (trainer->sent[i] >= 0) {
+        const int64_t seq = trainer->sent[i];
+        __atomic_store_n(live_word_of(live->ring, seq), live_word(seq, LIVE_EMPTY), __ATOMIC_SEQ_CST);
+      }
+    }
+  return sending;
+}
+
+/* Sends what the trainer has room for: each of its samples before `allowed`, or that it was revoked. */
+static void send_allowed(muster_live* live, live_trainer* trainer) {
+  for (; trainer->next < trainer->allowed && trainer->next < live->seq; trainer->next += live->trainers) {
+    const int64_t seq = trainer->next;
+    const int i = (int)(seq / live->trainers % LIVE_AHEAD);
+    if (trainer->sends[i] != MPI_REQUEST_NULL && is_sending(live) && trainer->sends[i] != MPI_REQUEST_NULL) return;
+    uint64_t* const word = live_word_of(live->ring, seq);
+    const int is_there = *word == live_word(seq, LIVE_FULL);
+    const live_sample* slot = &trainer->revoked[i];
+    if (is_there) {
+      __atomic_store_n(word, live_word(seq, LIVE_TAKEN), __ATOMIC_SEQ_CST);
+      slot = live_slot(live->ring, seq);
+    }
+    trainer->sent[i] = is_there ? seq : -1;
+    trainer->sends[i] = live_send_slot(slot, is_there ? live->ring->slot_bytes : (int64_t)sizeof *slot, trainer->rank,
+                                       live_channel_tag(live->channel));
+  }
+}
+
+/* Receives and sends over the channel. */
+static void pump(muster_live* live) {
+  live_message message;
+  int source = 0;
+  while (live->channel != NULL && live_channel_receive(live->channel, &message, &source)) {
+    live_trainer *trainer = live->trainer, *const end = trainer + live->trainers;
+    while (trainer < end && trainer->rank != source) ++trainer;
+    if (trainer == end) continue;
+    live_told* const told = live->ring != NULL ? &live->ring->told : &live->told;
+    if (message.kind == LIVE_WELCOME) {
+      trainer->has_answered = 1;
+      if (message.of.told.refusal[0] != '\0') fail(live, "%s", message.of.told.refusal);
+    } else {
+      /* Other ranks of the trainer may be on this node, and write, too. */
+      if (message.of.told.next >= 0) __atomic_store_n(&told->next, message.of.told.next, __ATOMIC_SEQ_CST);
+      if (message.of.told.refused) memcpy(told->refusal, message.of.told.refusal, LIVE_TEXT);
+      if (message.of.told.refused) __atomic_store_n(&told->refused, 1, __ATOMIC_SEQ_CST);
+      if (message.of.told.stop) __atomic_store_n(&told->stop, 1, __ATOMIC_SEQ_CST);
+      if (message.of.told.gone) __atomic_store_n(&told->gone, 1, __ATOMIC_SEQ_CST);
+      trainer->allowed = message.seq;
+    }
+  }
+  if (live->channel == NULL || live->ring == NULL) return;
+  is_sending(live);
+  for (int j = 0; j < live->trainers; ++j)
+    if (live->trainer[j].is_remote) send_allowed(live, &live->trainer[j]);
+}
+
+static int all_have_answered(muster_live* live) {
+  for (int j = 0; j < live->trainers && live->text[0] == '\0'; ++j)
+    if (live->trainer[j].is_remote && !live->trainer[j].has_answered) return 0;
+  return 1;
+}
+
+/* Pumps until `ready`; false past the end. */
+static int pump_until(muster_live* live, int (*ready)(muster_live*), double end) {
+  for (;;) {
+    pump(live);
+    if (ready(live)) return 1;
+    if (live_now_s() > end) return 0;
+    nanosleep(&(struct timespec){0, 50000}, NULL);
+  }
+}
+
+/* True if all samples for trainers on other nodes have left this rank, or the trainer has gone. */
+static int all_have_left(muster_live* live) {
+  if (live->ring->told.gone || live->ring->told.refused) return 1;
+  for (int j = 0; j < live->trainers; ++j)
+    if (live->trainer[j].is_remote && live->trainer[j].next < live->seq) return 0;
+  return !is_sending(live);
+}
+
+/* Waits until the samples for trainers on other nodes have left. Those that have not are dropped. */
+static void drain(muster_live* live) {
+  pump_until(live, all_have_left, live_now_s() + live->options.timeout_s);
+  for (int64_t seq = live->seq - live->ring->slots; seq < live->seq; ++seq)
+    if (seq >= 0 && live->trainer[live_rank_of(seq, live->options.solver, live->trainers)].is_remote)
+      live->dropped += *live_word_of(live->ring, seq) == live_word(seq, LIVE_FULL);
+  __atomic_store_n(&live->ring->dropped, live->dropped, __ATOMIC_RELEASE);
+}
+
+/* Ends the stream on this rank, with the code of all ranks. */
+static void disconnect(muster_live* live, int code) {
+  const int closes = code != MUSTER_LIVE_ERROR;
+  int finalised = 0;
+  MPI_Finalized(&finalised);
+  if (live->channel != NULL && live->ring != NULL && code != MUSTER_LIVE_NO_TRAINER && !finalised) drain(live);
+  const int sending = live->channel != NULL && (finalised || is_sending(live)); /* then its memory stays */
+  const live_ring* const ring = live->ring;
+  for (int j = 0; j < live->trainers; ++j) {
+    live_message message = {.kind = LIVE_END, .seq = live->trainer[j].next, .of.end.is_closed = closes};
+    if (ring != NULL) message.of.end = (live_end){ring->sent, ring->dropped, closes};
+    if (live->trainer[j].is_remote && !finalised)
+      live_channel_send(live->channel, live->trainer[j].rank, live->trainer_tag, message);
+    const char closed = LIVE_CLOSED;
+    if (live->trainer[j].socket < 0) continue;
+    if (closes) (void)!send(live->trainer[j].socket, &closed, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+    close(live->trainer[j].socket);
+  }
+  if (!finalised) live_channel_close(live->channel);
+  live->channel = NULL;
+  if (!sending) free(live->trainer);
+  live->trainer = NULL;
   live->trainers = 0;
-  if (live->ring != NULL) munmap(live->ring, (size_t)live->ring->file_bytes);
+  if (live->ring != NULL && !sending) munmap(live->ring, (size_t)live->ring->file_bytes);
   live->ring = NULL;
 }
 
@@ -73,65 +203,58 @@ static int agree(muster_live* live, int code) {
   else if (worst.code != MUSTER_LIVE_OK)
     MPI_Bcast(live->text, LIVE_TEXT, MPI_CHAR, worst.rank, live->comm);
   live->code = worst.code;
-  if (worst.code != MUSTER_LIVE_OK) disconnect(live);
+  if (worst.code != MUSTER_LIVE_OK) disconnect(live, worst.code);
   return worst.code;
 }
 
-/* Connects to a rank of the trainer. Until `end` it tries again where nobody listens. Returns the socket, or -1. */
-static int connect_to(muster_live* live, const char* token, int trainer, uint64_t id, double end, int* trainers) {
+/* Connects to a rank of the trainer on this node. Returns a code. */
+static int connect_to(muster_live* live, const char* token, int trainer, const live_hello* hello, double end) {
   struct sockaddr_un address;
   const socklen_t bytes = live_address(&address, token, live->name, trainer);
-  for (;;) {
-    const int own = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    if (own < 0) {
-      fail(live, "no socket can be made: %s. Raise the limit on open files", strerror(errno));
-      return -1;
-    }
-    const live_hello hello = {LIVE_PROTOCOL, live->options.solver, live->rank, live->ranks, id};
-    live_welcome welcome;
-    memset(&welcome, 0, sizeof welcome);
-    if (connect(own, (const struct sockaddr*)&address, bytes) == 0 && live_is_own_user(own) &&
-        send(own, &hello, sizeof hello, MSG_NOSIGNAL) == (ssize_t)sizeof hello) {
-      struct pollfd ready = {own, POLLIN, 0};
-      const double left = end - live_now_s();
-      if (poll(&ready, 1, left > 0 ? (int)(left * 1000) : 0) > 0 &&
-          recv(own, &welcome, sizeof welcome, 0) == (ssize_t)sizeof welcome) {
-        if (welcome.refusal[0] != '\0' || welcome.protocol != LIVE_PROTOCOL) {
-          fail(live, "%s",
-               welcome.refusal[0] != '\0' ? welcome.refusal
-                                          : "the trainer has another version of muster. Build both with the same");
-          close(own);
-          return -1;
-        }
-        *trainers = welcome.ranks;
-        return own;
-      }
-    }
-    close(own);
-    if (live_now_s() > end) return -1;
-    nanosleep(&(struct timespec){0, 5000000}, NULL);
-  }
+  const int own = live->trainer[trainer].socket = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+  if (own < 0) return fail(live, "no socket can be made: %s. Raise the limit on open files", strerror(errno));
+  live_welcome welcome;
+  memset(&welcome, 0, sizeof welcome);
+  const double left = end - live_now_s();
+  const struct timeval limit = {left > 0 ? (time_t)left : 0, 1000}; /* connect() waits where many connect at once */
+  setsockopt(own, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+  setsockopt(own, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+  if (connect(own, (const struct sockaddr*)&address, bytes) != 0 || !live_is_own_user(own) ||
+      send(own, hello, sizeof *hello, MSG_NOSIGNAL) != (ssize_t)sizeof *hello ||
+      recv(own, &welcome, sizeof welcome, 0) != (ssize_t)sizeof welcome)
+    return gone(live);
+  if (welcome.refusal[0] != '\0') return fail(live, "%s", welcome.refusal);
+  if (welcome.protocol == LIVE_PROTOCOL) return MUSTER_LIVE_OK;
+  return fail(live, "the trainer has another version of muster. Build both with the same");
 }
 
-static int connect_to_all(muster_live* live, const char* token, uint64_t id) {
-  const double end = live_now_s() + live->options.timeout_s;
-  int trainers = 0;
-  const int first = connect_to(live, token, 0, id, end, &trainers);
-  if (first < 0) return live->text[0] != '\0' ? MUSTER_LIVE_ERROR : no_trainer(live, "no trainer has come in time");
-  live->sockets = malloc((size_t)trainers * sizeof *live->sockets);
-  if (live->sockets == NULL) {
-    close(first);
-    return fail(live, "there is not enough memory. Free some");
+/* Connects to all ranks of the trainer, whose ranks in MPI_COMM_WORLD are `ranks`. Returns a code. */
+static int connect_to_all(muster_live* live, const char* token, const int32_t* ranks, uint64_t id, double end) {
+  const live_hello hello = {LIVE_PROTOCOL, live->options.solver, live->rank, live->ranks, id};
+  int own = 0, code = MUSTER_LIVE_OK;
+  MPI_Comm_rank(MPI_COMM_WORLD, &own);
+  live->trainer = calloc((size_t)live->trainers, sizeof *live->trainer);
+  if (live->trainer == NULL) live->trainers = 0;
+  for (int j = 0; j < live->trainers; ++j) {
+    live_trainer* const trainer = &live->trainer[j];
+    trainer->socket = -1;
+    trainer->rank = ranks[j];
+    for (int i = 0; i < LIVE_AHEAD; ++i) {
+      trainer->sends[i] = MPI_REQUEST_NULL;
+      trainer->revoked[i].is_revoked = 1;
+    }
+    while (live_rank_of(trainer->next, live->options.solver, live->trainers) != j) ++trainer->next;
+    trainer->is_remote = !live_share_node(own, ranks[j]);
+    if (trainer->is_remote && live->channel == NULL) live->channel = live_channel_open(0);
+    if (trainer->is_remote && live->channel == NULL) live->trainers = 0;
   }
-  live->sockets[0] = first;
-  for (live->trainers = 1; live->trainers < trainers; ++live->trainers) {
-    const int other = connect_to(live, token, live->trainers, id, end, &trainers);
-    if (other < 0)
-      return fail(live, "the trainer's rank %d does not answer on this node. Start solver and trainer on one node",
-                  live->trainers);
-    live->sockets[live->trainers] = other;
-  }
-  return MUSTER_LIVE_OK;
+  if (live->trainers == 0) return fail(live, "there is not enough memory. Free some");
+  for (int j = 0; j < live->trainers && code == MUSTER_LIVE_OK; ++j)
+    code = live->trainer[j].is_remote ? live_channel_send(live->channel, ranks[j], live->trainer_tag,
+                                                          (live_message){.kind = LIVE_HELLO, .of.hello = hello})
+                                      : connect_to(live, token, j, &hello, end);
+  if (code == MUSTER_LIVE_OK && !pump_until(live, all_have_answered, end)) return gone(live);
+  return live->text[0] != '\0' && code == MUSTER_LIVE_OK ? MUSTER_LIVE_ERROR : code;
 }
 
 static int check_options(muster_live* live, const muster_live_options* options) {
@@ -145,17 +268,30 @@ static int check_options(muster_live* live, const muster_live_options* options) 
   return MUSTER_LIVE_OK;
 }
 
+/* A launcher passes the request to save and stop on to all ranks. The solver must outlive the trainer's last save. */
+static void outlive_stop_requests(void) {
+  static const int requests[] = {SIGUSR1, SIGUSR2};
+  for (size_t i = 0; i < sizeof requests / sizeof *requests; ++i) {
+    struct sigaction action;
+    if (sigaction(requests[i], NULL, &action) != 0 || action.sa_handler != SIG_DFL) continue;
+    action.sa_handler = SIG_IGN;
+    sigaction(requests[i], &action, NULL);
+  }
+}
+
 int muster_live_open(MPI_Comm comm, const char* name, const muster_live_options* options, muster_live** opened) {
   muster_live* const live = calloc(1, sizeof *live);
   *opened = live;
   if (live == NULL) return MUSTER_LIVE_ERROR;
   live->comm = MPI_COMM_NULL;
-  live->last_number = -1;
+  outlive_stop_requests();
+  live->last_number = live->told.next = -1;
   int code = check_options(live, options), world = 0;
   if (!live_is_name(name))
     code = fail(live, "the name is not one. Give up to %d letters, digits, '-', '_' and '.'", MUSTER_LIVE_MAX_NAME);
   else
     memcpy(live->name, name, strlen(name) + 1);
+  const double end = live_now_s() + live->options.timeout_s;
   char token[33], text[LIVE_TEXT];
   const int joined = live_join(live->options.timeout_s, token, text);
   if (joined != MUSTER_LIVE_OK) {
@@ -173,14 +309,38 @@ int muster_live_open(MPI_Comm comm, const char* name, const muster_live_options*
   if (agree(live, code) != MUSTER_LIVE_OK) return live->code;
   if (live->ranks == world) return live->code = no_trainer(live, "no rank of the job is left for a trainer");
 
-  /* Rank 0 waits for the trainer, and the others connect when it is there. */
-  uint64_t id = 0;
-  if (live->rank == 0 && getrandom(&id, sizeof id, 0) < 0) id = (uint64_t)getpid();
-  MPI_Bcast(&id, sizeof id, MPI_BYTE, 0, live->comm);
-  if (live->rank == 0) code = connect_to_all(live, token, id);
-  MPI_Bcast(&code, 1, MPI_INT, 0, live->comm);
-  if (live->rank != 0 && code == MUSTER_LIVE_OK) code = connect_to_all(live, token, id);
+  /* Rank 0 waits for the trainer. */
+  struct {
+    uint64_t id; /* of this opening */
+    int32_t tag, count;
+  } found = {0, 0, 0};
+  const live_announcement* trainer = NULL;
+  if (live->rank == 0) {
+    if (getrandom(&found.id, sizeof found.id, 0) < 0) found.id = (uint64_t)getpid();
+    while ((trainer = live_find_announced(live->name)) == NULL && live_now_s() < end)
+      nanosleep(&(struct timespec){0, 1000000}, NULL);
+    if (trainer != NULL) found.tag = trainer->tag, found.count = trainer->count;
+  }
+  MPI_Bcast(&found, sizeof found, MPI_BYTE, 0, live->comm);
+  if (found.count == 0) return agree(live, no_trainer(live, "no trainer has come in time"));
+  int32_t* const ranks = malloc((size_t)found.count * sizeof *ranks);
+  if (ranks == NULL) code = fail(live, "there is not enough memory. Free some");
+  if (agree(live, code) != MUSTER_LIVE_OK) {
+    free(ranks);
+    return live->code;
+  }
+  if (trainer != NULL) memcpy(ranks, trainer->ranks, (size_t)found.count * sizeof *ranks);
+  MPI_Bcast(ranks, found.count, MPI_INT32_T, 0, live->comm);
+  live->trainer_tag = found.tag;
+  live->trainers = found.count;
+  code = connect_to_all(live, token, ranks, found.id, end);
+  free(ranks);
   return agree(live, code);
+}
+
+/* What a local call returns before it does anything. */
+static int local_code(const muster_live* live) {
+  return live->code == MUSTER_LIVE_OK && live->text[0] != '\0' ? MUSTER_LIVE_ERROR : live->code;
 }
 
 /* Finds what is wrong with a name that is declared. */
@@ -201,7 +361,7 @@ static int check_name(muster_live* live, const char* name) {
 }
 
 int muster_live_parameter(muster_live* live, const char* name, double value) {
-  if (live->code != MUSTER_LIVE_OK) return live->code;
+  if (local_code(live) != MUSTER_LIVE_OK) return local_code(live);
   if (check_name(live, name) != MUSTER_LIVE_OK) return MUSTER_LIVE_ERROR;
   live_parameter* const parameter = &live->layout.parameters[live->layout.parameter_count++];
   memcpy(parameter->name, name, strlen(name) + 1);
@@ -211,7 +371,7 @@ int muster_live_parameter(muster_live* live, const char* name, double value) {
 
 int muster_live_field(muster_live* live, const char* name, int type, int dims, const int64_t* global,
                       const int64_t* offset, const int64_t* local) {
-  if (live->code != MUSTER_LIVE_OK) return live->code;
+  if (local_code(live) != MUSTER_LIVE_OK) return local_code(live);
   if (check_name(live, name) != MUSTER_LIVE_OK) return MUSTER_LIVE_ERROR;
   if (type < MUSTER_LIVE_FLOAT32 || type > MUSTER_LIVE_UINT8)
     return fail(live, "field \"%s\" has no type. Give MUSTER_LIVE_FLOAT32 or another", name);
@@ -241,7 +401,7 @@ int muster_live_field(muster_live* live, const char* name, int type, int dims, c
 }
 
 int muster_live_halo(muster_live* live, const char* name, const int64_t* before, const int64_t* after) {
-  if (live->code != MUSTER_LIVE_OK) return live->code;
+  if (local_code(live) != MUSTER_LIVE_OK) return local_code(live);
   for (int f = 0; f < live->layout.field_count && live->ring == NULL; ++f) {
     const live_field* const field = &live->layout.fields[f];
     if (strcmp(field->name, name) != 0) continue;
@@ -305,23 +465,32 @@ static int64_t lay_out(live_layout* layout) {
     field->at = at;
     at += (live_volume(field->dims, field->local) * live_type_bytes(field->type) + 63) / 64 * 64;
   }
-  return at;
+  return at + (int64_t)sizeof(live_sample);
+}
+
+/* Tells a rank of the trainer on another node what this rank has declared. */
+static int declare_to(muster_live* live, int rank) {
+  const live_layout* const all = &live->layout;
+  int code = MUSTER_LIVE_OK;
+  for (int f = 0; f < all->field_count && code == MUSTER_LIVE_OK; ++f)
+    code = live_channel_send(live->channel, rank, live->trainer_tag,
+                             (live_message){.kind = LIVE_FIELD, .of.field = all->fields[f]});
+  for (int p = 0; p < all->parameter_count && code == MUSTER_LIVE_OK; ++p)
+    code = live_channel_send(live->channel, rank, live->trainer_tag,
+                             (live_message){.kind = LIVE_PARAMETER, .of.parameter = all->parameters[p]});
+  if (code == MUSTER_LIVE_OK)
+    code = live_channel_send(live->channel, rank, live->trainer_tag,
+                             (live_message){.kind = LIVE_BEGIN, .seq = live->ring->slot_bytes});
+  return code == MUSTER_LIVE_OK ? code : fail(live, "a message cannot be sent by MPI. See what MPI says");
 }
 
 /* Makes this rank's ring and passes it to the trainer. */
 static int make_ring(muster_live* live, int64_t slots, int64_t slot_bytes) {
   live_ring head;
   memset(&head, 0, sizeof head);
-  const int64_t line = 64, page = 4096;
-  head.slots = slots;
-  head.slot_bytes = slot_bytes;
-  head.words_at = ((int64_t)sizeof head + line - 1) / line * line;
-  head.numbers_at = head.words_at + slots * 8;
-  head.trainers_at = head.numbers_at + slots * 8;
-  head.data_at = (head.trainers_at + 4 * live->trainers + page - 1) / page * page;
-  head.file_bytes = head.data_at + slots * slot_bytes;
+  live_place(&head, slots, slot_bytes, live->trainers);
   head.layout = live->layout;
-  head.next = -1;
+  head.told = live->told;
 
   const int file = memfd_create("muster-live", MFD_CLOEXEC);
   if (file < 0 || ftruncate(file, (off_t)head.file_bytes) != 0) {
@@ -337,6 +506,10 @@ static int make_ring(muster_live* live, int64_t slots, int64_t slot_bytes) {
   memcpy(live->ring, &head, sizeof head);
   int code = MUSTER_LIVE_OK;
   for (int j = 0; j < live->trainers && code == MUSTER_LIVE_OK; ++j) {
+    if (live->trainer[j].is_remote) {
+      code = declare_to(live, live->trainer[j].rank);
+      continue;
+    }
     char byte = 0;
     union {
       struct cmsghdr align;
@@ -355,7 +528,7 @@ static int make_ring(muster_live* live, int64_t slots, int64_t slot_bytes) {
     part->cmsg_type = SCM_RIGHTS;
     part->cmsg_len = CMSG_LEN(sizeof file);
     memcpy(CMSG_DATA(part), &file, sizeof file);
-    if (sendmsg(live->sockets[j], &message, MSG_NOSIGNAL) != 1) code = gone(live);
+    if (sendmsg(live->trainer[j].socket, &message, MSG_NOSIGNAL) != 1) code = gone(live);
   }
   close(file);
   return code;
@@ -377,7 +550,7 @@ static int begin(muster_live* live) {
   if (agree(live, code) != MUSTER_LIVE_OK) return live->code;
 
   const int64_t block = lay_out(&live->layout), most = (int64_t)1 << 16;
-  int64_t slots = live->options.bytes / (block + 16);
+  int64_t slots = live->options.bytes / (block + 8);
   if (slots == 0)
     code = fail(live, "its memory of %lld bytes does not hold one block of %lld. Raise bytes in its options",
                 (long long)live->options.bytes, (long long)block);
@@ -387,17 +560,16 @@ static int begin(muster_live* live) {
   return agree(live, make_ring(live, slots, block));
 }
 
-static uint64_t* word_of(muster_live* live, int64_t seq) { return &live_words(live->ring)[seq % live->ring->slots]; }
-
 static int is_empty(muster_live* live) {
-  return live_state(__atomic_load_n(word_of(live, live->seq), __ATOMIC_SEQ_CST)) == LIVE_EMPTY;
+  return live_state(__atomic_load_n(live_word_of(live->ring, live->seq), __ATOMIC_SEQ_CST)) == LIVE_EMPTY;
 }
 
 /* What the trainer asks for. */
 static int asked(muster_live* live) {
-  if (__atomic_load_n(&live->ring->refused, __ATOMIC_SEQ_CST)) return fail(live, "%s", live->ring->refusal);
-  if (__atomic_load_n(&live->ring->gone, __ATOMIC_SEQ_CST)) return gone(live);
-  return __atomic_load_n(&live->ring->stop, __ATOMIC_SEQ_CST) ? MUSTER_LIVE_STOP : MUSTER_LIVE_OK;
+  const live_told* const told = &live->ring->told;
+  if (__atomic_load_n(&told->refused, __ATOMIC_SEQ_CST)) return fail(live, "%s", told->refusal);
+  if (__atomic_load_n(&told->gone, __ATOMIC_SEQ_CST)) return gone(live);
+  return __atomic_load_n(&told->stop, __ATOMIC_SEQ_CST) ? MUSTER_LIVE_STOP : MUSTER_LIVE_OK;
 }
 
 /* Waits until `ready`, or the trainer asks for something, or has gone, or the time is over. */
@@ -406,16 +578,19 @@ static int wait_for(muster_live* live, int (*ready)(muster_live*), double end) {
   int code = MUSTER_LIVE_OK;
   for (;;) {
     __atomic_store_n(&live->ring->solver_waits, 1, __ATOMIC_SEQ_CST);
+    pump(live);
     if (ready(live)) break;
     if ((code = asked(live)) != MUSTER_LIVE_OK) break;
     const double left = end - live_now_s();
     struct pollfd sockets[live->trainers];
-    for (int j = 0; j < live->trainers; ++j) sockets[j] = (struct pollfd){live->sockets[j], POLLIN, 0};
-    poll(sockets, (nfds_t)live->trainers, left <= 0 ? 0 : left < 1 ? (int)(left * 1000) + 1 : 1000);
+    for (int j = 0; j < live->trainers; ++j) sockets[j] = (struct pollfd){live->trainer[j].socket, POLLIN, 0};
+    const int slice_ms = left <= 0 || live->channel != NULL ? 0 : left < 1 ? (int)(left * 1000) + 1 : 1000;
+    poll(sockets, (nfds_t)live->trainers, slice_ms);
+    if (live->channel != NULL && left > 0) nanosleep(&(struct timespec){0, 20000}, NULL);
     for (int j = 0; j < live->trainers; ++j) {
       char bytes[64];
       if (sockets[j].revents == 0) continue;
-      const ssize_t got = recv(live->sockets[j], bytes, sizeof bytes, MSG_DONTWAIT);
+      const ssize_t got = recv(live->trainer[j].socket, bytes, sizeof bytes, MSG_DONTWAIT);
       if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) code = gone(live);
     }
     if (code != MUSTER_LIVE_OK || left <= 0) break;
@@ -427,33 +602,38 @@ static int wait_for(muster_live* live, int (*ready)(muster_live*), double end) {
 
 /* Copies this rank's block into its slot, and shows the sample to the trainer. */
 static void publish(muster_live* live, int64_t number, const void* const* values) {
-  char* const slot = live_slot(live->ring, live->seq % live->ring->slots);
+  char* const block = live_block(live->ring, live->seq);
   for (int f = 0; f < live->layout.field_count; ++f) {
     const live_field* const field = &live->layout.fields[f];
     const int64_t bytes = live_type_bytes(field->type);
     int64_t first = 0;
     for (int d = 0; d < field->dims; ++d) first = first * live->extents[f][d] + live->before[f][d];
     live_copy_box(field->dims, bytes, field->local, (const char*)values[f] + first * bytes, live->extents[f],
-                  slot + field->at, field->local);
+                  block + field->at, field->local);
   }
-  live_numbers(live->ring)[live->seq % live->ring->slots] = number;
-  __atomic_store_n(word_of(live, live->seq), live_word(live->seq, LIVE_FULL), __ATOMIC_SEQ_CST);
-  const int trainer = live_rank_of(live->seq, live->options.solver, live->trainers);
-  if (__atomic_exchange_n(&live_trainers(live->ring)[trainer], 0, __ATOMIC_SEQ_CST))
-    (void)!send(live->sockets[trainer], "", 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+  *live_slot(live->ring, live->seq) =
+      (live_sample){.number = number, .sent = live->sent, .dropped = live->dropped, .waited_ms = live->ring->waited_ms};
+  __atomic_store_n(live_word_of(live->ring, live->seq), live_word(live->seq, LIVE_FULL), __ATOMIC_SEQ_CST);
+  const int j = live_rank_of(live->seq, live->options.solver, live->trainers);
+  live_trainer* const trainer = &live->trainer[j];
   ++live->seq;
+  if (trainer->is_remote)
+    send_allowed(live, trainer);
+  else if (__atomic_exchange_n(&live_trainers(live->ring)[j], 0, __ATOMIC_SEQ_CST))
+    (void)!send(trainer->socket, "", 1, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
 /* Drops the oldest sample, if the trainer has not begun to take it. The same on all ranks. Collective. */
 static int revoke_oldest(muster_live* live) {
   int revoked = 0;
-  if (live->rank == 0) {
-    uint64_t old = __atomic_load_n(word_of(live, live->seq), __ATOMIC_ACQUIRE);
-    revoked = live_state(old) == LIVE_FULL &&
-              __atomic_compare_exchange_n(word_of(live, live->seq), &old, live_word(live_seq(old), LIVE_EMPTY), 0,
-                                          __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
-  }
+  uint64_t* const word = live_word_of(live->ring, live->seq);
+  uint64_t old = __atomic_load_n(word, __ATOMIC_ACQUIRE);
+  const uint64_t empty = live_word(live_seq(old), LIVE_EMPTY);
+  if (live->rank == 0 && live_state(old) == LIVE_FULL)
+    revoked = __atomic_compare_exchange_n(word, &old, empty, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
   MPI_Bcast(&revoked, 1, MPI_INT, 0, live->comm);
+  /* The trainer reads the other ranks' slots only when it has taken rank 0's. But a channel may be sending one. */
+  if (revoked && live->rank != 0 && live_state(old) == LIVE_FULL) __atomic_store_n(word, empty, __ATOMIC_SEQ_CST);
   return revoked;
 }
 
@@ -480,22 +660,20 @@ int muster_live_send(muster_live* live, int64_t number, const void* const* value
   if (number <= live->last_number)
     code = fail(live, "sample %lld comes after sample %lld. Give numbers from 0 on that rise", (long long)number,
                 (long long)live->last_number);
+  pump(live);
   if (code == MUSTER_LIVE_OK) code = asked(live);
   if (code == MUSTER_LIVE_OK && !is_empty(live)) /* the other rules only look whether the trainer is still there */
     code = wait_for(live, is_empty, live->options.rule == MUSTER_LIVE_WAIT ? end : begun);
   if ((code = agree_on_sample(live, code, number, &is_full)) != MUSTER_LIVE_OK) return code;
   if (is_full && live->options.rule == MUSTER_LIVE_DROP_OLDEST) {
-    if (revoke_oldest(live)) {
-      is_full = 0;
-      ++live->dropped;
-    } else { /* the trainer is taking it */
-      code = wait_for(live, is_empty, end);
-      if ((code = agree_on_sample(live, code, number, &is_full)) != MUSTER_LIVE_OK) return code;
-    }
+    live->dropped += revoke_oldest(live);
+    code = wait_for(live, is_empty, end); /* the trainer is taking it, or a block of it is on its way */
+    if ((code = agree_on_sample(live, code, number, &is_full)) != MUSTER_LIVE_OK) return code;
   }
   live->last_number = number;
   ++live->sent;
   live->dropped += is_full;
+  __atomic_store_n(&live->ring->waited_ms, (int64_t)(live->wait_s * 1000), __ATOMIC_RELAXED);
   __atomic_store_n(&live->ring->sent, live->sent, __ATOMIC_RELAXED);
   __atomic_store_n(&live->ring->dropped, live->dropped, __ATOMIC_RELEASE);
   if (is_full) return MUSTER_LIVE_DROPPED;
@@ -503,7 +681,12 @@ int muster_live_send(muster_live* live, int64_t number, const void* const* value
   return MUSTER_LIVE_OK;
 }
 
-static int next_is_known(muster_live* live) { return __atomic_load_n(&live->ring->next, __ATOMIC_ACQUIRE) >= 0; }
+int muster_live_progress(muster_live* live) {
+  if (local_code(live) == MUSTER_LIVE_OK) pump(live);
+  return local_code(live);
+}
+
+static int next_is_known(muster_live* live) { return __atomic_load_n(&live->ring->told.next, __ATOMIC_ACQUIRE) >= 0; }
 
 int muster_live_next(muster_live* live, int64_t* number) {
   *number = 0;
@@ -512,7 +695,7 @@ int muster_live_next(muster_live* live, int64_t* number) {
   int code = MUSTER_LIVE_OK;
   if (live->rank == 0) {
     code = wait_for(live, next_is_known, live_now_s() + live->options.timeout_s);
-    *number = __atomic_load_n(&live->ring->next, __ATOMIC_ACQUIRE);
+    *number = __atomic_load_n(&live->ring->told.next, __ATOMIC_ACQUIRE);
     if (*number < 0 && code == MUSTER_LIVE_OK)
       code = fail(live, "the trainer has not begun within %.0f s. Raise timeout_s in its options",
                   live->options.timeout_s);
@@ -529,11 +712,10 @@ const char* muster_live_text(const muster_live* live) { return live == NULL ? ""
 int muster_live_close(muster_live** closed, muster_live_counts* counts) {
   muster_live* const live = *closed;
   if (live == NULL) return MUSTER_LIVE_OK;
-  if (counts != NULL) *counts = (muster_live_counts){live->sent, live->dropped, live->wait_s};
-  if (live->ring != NULL) __atomic_store_n(&live->ring->closed, 1, __ATOMIC_RELEASE);
-  disconnect(live); /* which wakes the trainer */
   int finalised = 0;
   MPI_Finalized(&finalised);
+  disconnect(live, MUSTER_LIVE_OK); /* which wakes the trainer */
+  if (counts != NULL) *counts = (muster_live_counts){live->sent, live->dropped, live->wait_s};
   if (live->comm != MPI_COMM_NULL && !finalised) MPI_Comm_free(&live->comm);
   free(live);
   *closed = NULL;

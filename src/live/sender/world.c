@@ -1,4 +1,5 @@
-/* The start of a job with solvers and trainers: its secret, its programs, and the addresses of its sockets. */
+/* The start of a job with solvers and trainers: its secret, its programs and nodes, and the addresses of its sockets.
+ */
 #define _GNU_SOURCE
 
 #include <stddef.h>
@@ -6,16 +7,18 @@
 #include <stdlib.h>
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "live/sender/ring.h"
+#include "live/sender/channel.h"
 
 /* What each rank of MPI_COMM_WORLD tells the others at the start. */
 struct start {
   char token[33];   /* rank 0's is the job's */
   uint32_t program; /* the same on ranks that the launcher has started with one program */
+  uint64_t node;    /* the same on ranks that share memory and sockets */
 };
 static struct start* starts; /* of all ranks; null before the start */
 
@@ -25,22 +28,44 @@ double live_now_s(void) {
   return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
+static uint64_t hash_of(uint64_t hash, const void* bytes, ssize_t count) {
+  for (ssize_t i = 0; i < count; ++i) hash = (hash ^ ((const unsigned char*)bytes)[i]) * 1099511628211u;
+  return hash;
+}
+
 static int describe(struct start* mine) {
+  const uint64_t seed = 14695981039346656037u;
   unsigned char random[16];
   if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random) return MUSTER_LIVE_ERROR;
   for (size_t i = 0; i < sizeof random; ++i) snprintf(mine->token + i * 2, 3, "%02x", random[i]);
   /* The launcher numbers its programs; where it does not, their files differ. */
   int *number = NULL, is_set = 0;
   MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_APPNUM, &number, &is_set);
-  char path[4096];
-  const ssize_t length = readlink("/proc/self/exe", path, sizeof path);
-  mine->program = 2166136261u ^ (is_set ? (uint32_t)*number : 0u);
-  for (ssize_t i = 0; i < length; ++i) mine->program = (mine->program ^ (unsigned char)path[i]) * 16777619u;
+  char text[4096];
+  mine->program =
+      (uint32_t)hash_of(seed ^ (is_set ? (uint32_t)*number : 0u), text, readlink("/proc/self/exe", text, sizeof text));
+  /* Sockets without a file belong to a network namespace of a running kernel. */
+  FILE* const boot = fopen("/proc/sys/kernel/random/boot_id", "r");
+  if (boot != NULL) mine->node = hash_of(seed, text, (ssize_t)fread(text, 1, sizeof text, boot));
+  if (boot != NULL) fclose(boot);
+  struct stat network;
+  if (stat("/proc/self/ns/net", &network) == 0)
+    mine->node = hash_of(mine->node, &network.st_ino, sizeof network.st_ino);
   return MUSTER_LIVE_OK;
 }
 
+/* Waits for an operation in which all ranks take part. */
+static int has_ended(MPI_Request* request, double end) {
+  for (;;) {
+    if (live_is_over(request)) return 1;
+    if (live_now_s() > end) return 0;
+    nanosleep(&(struct timespec){0, 200000}, NULL);
+  }
+}
+
 int live_join(double timeout_s, char token[33], char text[LIVE_TEXT]) {
-  int initialised = 0, finalised = 0, size = 0, done = 0;
+  static int failed; /* operations of a first try may still be under way */
+  int initialised = 0, finalised = 0, size = 0;
   if (starts == NULL) {
     MPI_Initialized(&initialised);
     MPI_Finalized(&finalised);
@@ -51,14 +76,15 @@ int live_join(double timeout_s, char token[33], char text[LIVE_TEXT]) {
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     static struct start mine; /* MPI still uses both when the time is over */
     struct start* const all = malloc((size_t)size * sizeof *all);
-    MPI_Request request;
-    int failed = all == NULL || describe(&mine) != MUSTER_LIVE_OK ||
-                 MPI_Iallgather(&mine, sizeof mine, MPI_BYTE, all, sizeof mine, MPI_BYTE, MPI_COMM_WORLD, &request) !=
-                     MPI_SUCCESS;
-    for (const double end = live_now_s() + timeout_s; !failed && !done;) {
-      failed = MPI_Test(&request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS || (!done && live_now_s() > end);
-      if (!done) nanosleep(&(struct timespec){0, 200000}, NULL);
-    }
+    MPI_Request gathered, duplicated;
+    /* Who is late in the second operation has come to the first: so all ranks succeed, or none. */
+    const double grace_s = 60;
+    failed = failed || all == NULL || describe(&mine) != MUSTER_LIVE_OK ||
+             MPI_Iallgather(&mine, sizeof mine, MPI_BYTE, all, sizeof mine, MPI_BYTE, MPI_COMM_WORLD, &gathered) !=
+                 MPI_SUCCESS ||
+             !has_ended(&gathered, live_now_s() + timeout_s) ||
+             MPI_Comm_idup(MPI_COMM_WORLD, &live_comm, &duplicated) != MPI_SUCCESS ||
+             !has_ended(&duplicated, live_now_s() + grace_s);
     if (failed) {
       snprintf(text, LIVE_TEXT,
                "not all ranks of MPI_COMM_WORLD have come within %.0f s. Ranks that neither simulate nor train call "
@@ -66,10 +92,20 @@ int live_join(double timeout_s, char token[33], char text[LIVE_TEXT]) {
                timeout_s);
       return MUSTER_LIVE_ERROR;
     }
+    MPI_Comm_set_errhandler(live_comm, MPI_ERRORS_RETURN);
+    MPI_Type_contiguous((int)sizeof(live_sample), MPI_BYTE, &live_line);
+    MPI_Type_commit(&live_line);
     starts = all;
   }
   memcpy(token, starts[0].token, sizeof starts[0].token);
   return MUSTER_LIVE_OK;
+}
+
+int live_share_node(int rank, int other) {
+  const char* const test = getenv("MUSTER_TEST_LIVE"); /* of a test, the same on all ranks: "mpi" or "mixed" */
+  const int is_mixed = test != NULL && strcmp(test, "mixed") == 0;
+  if ((test != NULL && strcmp(test, "mpi") == 0) || (is_mixed && (rank + other) % 2 == 0)) return 0;
+  return starts[rank].node == starts[other].node;
 }
 
 int muster_live_world(MPI_Comm* part) {

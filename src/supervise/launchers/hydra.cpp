@@ -54,7 +54,8 @@ class Hydra : public Launcher {
   std::vector<std::string> words(const Start& start) const override {
     // By default, Hydra passes all variables on, also to other hosts.
     std::vector<std::string> words{"-n", std::to_string(start.ranks)};
-    if (!start.hosts.empty()) words.insert(words.end(), {"-hosts", joined(start.hosts)});
+    // It refuses hosts that are named twice.
+    if (!start.hosts.empty() && !start.is_further_program) words.insert(words.end(), {"-hosts", joined(start.hosts)});
     return words;
   }
 

@@ -36,8 +36,9 @@ struct Folders {
 struct Start {
   const SuperviseOptions& options;
   const Environment& environment;
-  std::string mpi = {};  ///< what the MPI library of the ranks says about itself; see comm::mpi_library()
-  int ranks = 1;
+  std::string mpi = {};             ///< what the MPI library of the ranks says about itself; see comm::mpi_library()
+  int ranks = 1;                    ///< of this program
+  bool is_further_program = false;  ///< not the first program of the command line
   std::vector<std::string> hosts = {};             ///< "n1:2" for each host of --hosts that is not lost
   std::string user = {};                           ///< user to log in as on other hosts; empty for the present user
   Hosts lost = {};                                 ///< hosts of the job that must not be used
