@@ -23,7 +23,7 @@ void expect_saved(CallHistory history, const std::vector<CallRecord>& expected) 
       EXPECT_EQ(saved->refusal->code(), one.refusal->code());
       EXPECT_STREQ(saved->refusal->what(), one.refusal->what());
     }
-    history.step();
+    history.advance();
   }
   EXPECT_EQ(history.next(), nullptr);
 }
@@ -38,7 +38,7 @@ TEST(CallHistory, ComeBackFromTextAndFromBytes) {
     if (i % 3 == 2) call = {.call = Call::load, .refusal = Error(ExitCode::data, "loading\nit: is not there")};
     calls.add(call);
     calls.add({.call = Call::step});  // is left out, since main has not gone on
-    calls.step();
+    calls.advance();
     expected.push_back(std::move(call));
     const auto now = calls.bytes().numel();
     EXPECT_TRUE(std::has_single_bit(static_cast<std::uint64_t>(now)));
