@@ -11,7 +11,7 @@ program heat
   real, allocatable, target :: before(:, :), now(:, :), next(:, :)  ! a rank's columns, between one of each neighbour
   integer(c_int64_t) :: sample, first, i
   integer :: solvers, rank, ranks, code, ierror, first_column, columns, left, right, extents(2)
-  type(muster_live_stream) :: live
+  type(c_ptr) :: live
   type(muster_live_counts) :: counts
   logical :: is_alone
 

@@ -33,8 +33,10 @@ void add_run(CLI::App& app) {
       ->transform(whole_number(0, std::numeric_limits<int>::max()))
       ->option_text("S");
   command
-      ->add_option("command", options->command,
-                   "The program and its arguments; or several, as in -n 6 ./heat : -n 2 ./train")
+      ->add_option(
+          "command", options->command,
+          "The program and its arguments; or several, as in -n 6 ./heat : -n 2 ./train, which always start with "
+          "all their ranks")
       ->required()
       ->option_text("-- PROGRAM ARGS...");
   command->footer(

@@ -119,13 +119,14 @@ struct LiveState {
   }
   std::string doing() const { return "reading the live stream \"" + receiver.stream.name + "\""; }
 
-  /// Waits until `ready`, with the lock held. Calls `between` from time to time, without the lock.
+  /// Waits until `ready`, or the stream has failed, with the lock held. Calls `between` from time to time, without the
+  /// lock.
   void wait(Lock& lock, const std::function<void()>& between, const auto& ready) {
     using Clock = std::chrono::steady_clock;
     constexpr std::chrono::milliseconds slice{50};
     const auto begin = Clock::now();
     auto last_change = begin;
-    for (auto came = receiver.reservoir().fates().received; receiver.check(), !ready();) {
+    for (auto came = receiver.reservoir().fates().received; !receiver.has_failed() && !ready();) {
       receiver.changed.wait_for(lock, slice);
       if (std::exchange(came, receiver.reservoir().fates().received) != came) last_change = Clock::now();
       if (Clock::now() - last_change > options.timeout)
@@ -145,6 +146,7 @@ struct LiveState {
     wait(lock, between, [&] {
       return receiver.reservoir().size() >= needed || receiver.reservoir().fates().used > 0 || receiver.all_ended();
     });
+    receiver.check();
     has_begun = true;
   }
 
@@ -166,6 +168,8 @@ struct LiveState {
       const auto fresh = std::min({fresh_share, count - rows, reservoir.drawable_capacity()});
       wait(lock, between,
            [&] { return receiver.all_ended() || (reservoir.size() > 0 && reservoir.waiting() >= fresh); });
+      if (rows == 0) receiver.check();
+      if (receiver.has_failed()) break;  // what was drawn is used, and the next draw throws
       const bool has_ended = receiver.all_ended();
       auto now = count - rows;
       if (reservoir.uses_once()) now = std::min(now, reservoir.waiting());

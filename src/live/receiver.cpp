@@ -153,13 +153,14 @@ Receiver::~Receiver() {
 
 void Receiver::wait_for_solver() {
   Lock lock(mutex);
-  const bool came =
-      changed.wait_for(lock, stream.options.timeout, [this] { return reservoir_.has_value() || error_.has_value(); });
+  changed.wait_for(lock, stream.options.timeout,
+                   [this] { return reservoir_.has_value() || error_.has_value() || all_ended(); });
   check();
-  if (!came)
-    throw Error(ExitCode::retry, "waiting for a solver of the live stream \"" + stream.name + "\"",
-                str("none has sent a sample within ", stream.options.timeout.count(), " s"),
-                "Start solvers that open a stream of this name in the same job, or raise LiveOptions::timeout");
+  if (reservoir_) return;
+  throw Error(ExitCode::retry, "waiting for a solver of the live stream \"" + stream.name + "\"",
+              all_ended() ? "all have ended without a sample"
+                          : str("none has sent a sample within ", stream.options.timeout.count(), " s"),
+              "Start solvers that open a stream of this name in the same job, or raise LiveOptions::timeout");
 }
 
 void Receiver::wake() const {
@@ -434,6 +435,7 @@ void Receiver::greet(Descriptor socket) {
 /// Adds a rank of a solver.
 void Receiver::add(const live_hello& hello, Rank rank) {
   const Lock lock(mutex);
+  ended_.erase(hello.solver);  // it comes again
   auto solver = std::ranges::find_if(solvers_, [&](const Solver& known) { return known.hello.id == hello.id; });
   if (solver == solvers_.end()) {
     solvers_.push_back({.hello = hello, .ranks = std::vector<Rank>(static_cast<std::size_t>(hello.ranks))});

@@ -80,6 +80,7 @@ class Receiver {
   void check() const {
     if (error_) throw Error(*error_);
   }
+  bool has_failed() const noexcept { return error_.has_value(); }
   void stop_solvers();
 
   const Stream stream;

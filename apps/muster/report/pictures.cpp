@@ -10,6 +10,7 @@
 #include <map>
 #include <string>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 namespace muster::tool::report {
@@ -17,15 +18,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::size_t most_names = 20, most_of_name = 5, most_picture_bytes = 16 << 20;  ///< of all pictures of a run
+constexpr std::size_t most_names = 20, most_of_name = 5, most_picture_bytes = 1 << 20;
 constexpr std::uint64_t longest_record = 64 << 20;
 
-/// Where a picture is.
-struct Place {
-  fs::path file;
-  std::streamoff at = 0;  ///< of its record
-};
-using Places = std::map<std::string, std::map<std::int64_t, Place>>;  ///< by name and step
+using Pictures = std::map<std::string, std::map<std::int64_t, std::string>>;  ///< PNG by name and step
 
 /// Reads the message of the record that begins here; none at the end of the file.
 bool read_record(std::ifstream& file, std::string& message) {
@@ -70,30 +66,24 @@ std::int64_t for_each_picture(const std::string& message, bool& begins_anew, con
   return step;
 }
 
-void find_pictures(const fs::path& path, Places& places) {
+/// Adds the pictures of a file. Of many with a name the first stays, and the newest.
+void add_pictures(const fs::path& path, Pictures& pictures) {
   std::ifstream file(path, std::ios::binary);
   std::string message;
-  for (auto at = file.tellg(); read_record(file, message); at = file.tellg()) {
+  while (read_record(file, message)) {
     bool begins_anew = false;
-    std::vector<std::string> names;
-    const auto step =
-        for_each_picture(message, begins_anew, [&](const auto& name, const auto&) { names.push_back(name); });
+    std::vector<std::pair<std::string, std::string>> found;
+    const auto step = for_each_picture(message, begins_anew,
+                                       [&](const auto& name, const auto& png) { found.emplace_back(name, png); });
     if (begins_anew)  // this start has the steps from this one on again
-      for (auto& [name, of_name] : places) of_name.erase(of_name.lower_bound(step), of_name.end());
-    for (const auto& name : names)
-      if (places.contains(name) || places.size() < most_names) places[name][step] = {path, at};
+      for (auto& [name, of_name] : pictures) of_name.erase(of_name.lower_bound(step), of_name.end());
+    for (auto& [name, png] : found) {
+      if (png.size() > most_picture_bytes || (!pictures.contains(name) && pictures.size() == most_names)) continue;
+      auto& of_name = pictures[name];
+      of_name[step] = std::move(png);
+      if (of_name.size() > most_of_name) of_name.erase(std::next(of_name.begin()));
+    }
   }
-}
-
-std::string picture_at(const Place& place, const std::string& name) {
-  std::ifstream file(place.file, std::ios::binary);
-  std::string message, found;
-  bool ignored = false;
-  if (file.seekg(place.at) && read_record(file, message))
-    for_each_picture(message, ignored, [&](const auto& other, const auto& png) {
-      if (other == name) found = png;
-    });
-  return found;
 }
 
 std::string in_base_64(const std::string& bytes) {
@@ -117,24 +107,15 @@ Json pictures_of(const fs::path& run) {
   for (fs::directory_iterator at(run, error), end; !error && at != end; at.increment(error))
     if (at->path().filename().string().starts_with("events.out.tfevents.")) files.push_back(at->path());
   std::ranges::sort(files);
-  Places places;
+  Pictures all;
   for (const auto& file : files) try {
-      find_pictures(file, places);
+      add_pictures(file, all);
     } catch (const protozero::exception&) {  // a damaged record; what comes after it is left out
     }
   Json pictures = Json::array();
-  std::size_t bytes = 0;
-  for (const auto& [name, of_name] : places) {
-    const auto count = std::min(most_of_name, of_name.size());
-    for (std::size_t i = 0; i < count; ++i) {
-      const auto index = count < 2 ? 0 : i * (of_name.size() - 1) / (count - 1);
-      const auto& [step, place] = *std::next(of_name.begin(), static_cast<std::ptrdiff_t>(index));
-      const auto png = picture_at(place, name);
-      bytes += png.size();
-      if (png.empty() || bytes > most_picture_bytes) continue;
+  for (const auto& [name, of_name] : all)
+    for (const auto& [step, png] : of_name)
       pictures.push_back({{"name", name}, {"step", step}, {"png", in_base_64(png)}});
-    }
-  }
   return pictures;
 }
 

@@ -7,8 +7,8 @@
 
 namespace muster::tool::report {
 
-/// Returns a few pictures of each name, from the first to the newest: {"name", "step", "png"}, the PNG in base 64. What
-/// cannot be read is left out. Empty if the run has no such files.
+/// Returns the first and the newest pictures of each name: {"name", "step", "png"}, the PNG in base 64. Large pictures,
+/// and what cannot be read, are left out. Empty if the run has no such files.
 Json pictures_of(const std::filesystem::path& run);
 
 }  // namespace muster::tool::report

@@ -2,42 +2,32 @@
 !
 !   use mpi_f08
 !   use muster_live
-!   type(muster_live_stream) :: live
+!   type(c_ptr) :: live
 !   code = muster_live_open(solvers%MPI_VAL, "heat", live)      ! with `use mpi`: solvers
 !   code = muster_live_field(live, "u", MUSTER_LIVE_FLOAT64, global, offset, local)
 !   do step = 0, steps - 1
 !     call advance(u)
 !     code = muster_live_send(live, step, [c_loc(u)])
-!     if (code == MUSTER_LIVE_STOP) exit
+!     if (code >= MUSTER_LIVE_STOP) exit
 !   end do
 !   code = muster_live_close(live)
 !
-! muster_live.h says what the functions do, return and expect. Extents are in the order of Fortran's indices, the first
-! of which varies fastest; the trainer sees them in the order of C, so its shape is the reverse. Offsets begin at 0.
+! muster_live.h says what the functions do, return and expect. Arrays are contiguous and targets. Extents are in the order
+! of Fortran's indices, the first of which varies fastest; the trainer's shape is the reverse. Offsets begin at 0.
 module muster_live
   use, intrinsic :: iso_c_binding
   implicit none
   private
+  public :: muster_live_options, muster_live_counts, muster_live_world, muster_live_open, muster_live_parameter, &
+    muster_live_field, muster_live_halo, muster_live_send, muster_live_progress, muster_live_next, muster_live_text, &
+    muster_live_close, c_int64_t, c_loc, c_ptr
 
-  public :: muster_live_stream, muster_live_options, muster_live_counts
-  public :: muster_live_world, muster_live_open, muster_live_parameter, muster_live_field, muster_live_halo
-  public :: muster_live_send, muster_live_progress, muster_live_next, muster_live_text, muster_live_close
-  public :: c_loc, c_ptr, c_int64_t
-
-  ! What a call returns.
+  ! What a call returns; the types of values; the rules of a full queue.
   integer, parameter, public :: MUSTER_LIVE_OK = 0, MUSTER_LIVE_DROPPED = 1, MUSTER_LIVE_STOP = 2, &
     MUSTER_LIVE_NO_TRAINER = 3, MUSTER_LIVE_ERROR = 4
-  ! The type of a field's values.
   integer, parameter, public :: MUSTER_LIVE_FLOAT32 = 0, MUSTER_LIVE_FLOAT64 = 1, MUSTER_LIVE_INT32 = 2, &
     MUSTER_LIVE_INT64 = 3, MUSTER_LIVE_UINT8 = 4
-  ! What a send does when the queue is full.
   integer, parameter, public :: MUSTER_LIVE_WAIT = 0, MUSTER_LIVE_DROP_OLDEST = 1, MUSTER_LIVE_DROP_NEWEST = 2
-
-  !> A solver's end of a stream.
-  type :: muster_live_stream
-    private
-    type(c_ptr) :: live = c_null_ptr
-  end type
 
   !> Zero means the default.
   type, bind(c) :: muster_live_options
@@ -48,20 +38,43 @@ module muster_live
   end type
 
   type, bind(c) :: muster_live_counts
-    integer(c_int64_t) :: sent = 0, dropped = 0
-    real(c_double) :: wait_s = 0
+    integer(c_int64_t) :: sent, dropped
+    real(c_double) :: wait_s
   end type
 
   interface
-    integer(c_int) function c_world(part) bind(c, name="live_fortran_world")
+    !> `part`: the communicator of this program's ranks, for MPI_Comm_free.
+    integer(c_int) function muster_live_world(part) bind(c, name="live_fortran_world")
       import
       integer(c_int), intent(out) :: part
     end function
+    !> `values`: c_loc of each field's array.
+    integer(c_int) function muster_live_send(live, number, values) bind(c)
+      import
+      type(c_ptr), value :: live
+      integer(c_int64_t), value :: number
+      type(c_ptr), intent(in) :: values(*)
+    end function
+    integer(c_int) function muster_live_progress(live) bind(c)
+      import
+      type(c_ptr), value :: live
+    end function
+    integer(c_int) function muster_live_next(live, number) bind(c)
+      import
+      type(c_ptr), value :: live
+      integer(c_int64_t), intent(out) :: number
+    end function
+    integer(c_int) function muster_live_close(live, counts) bind(c)
+      import
+      type(c_ptr), intent(inout) :: live
+      type(muster_live_counts), intent(out), optional :: counts
+    end function
+
     integer(c_int) function c_open(comm, name, options, live) bind(c, name="live_fortran_open")
       import
       integer(c_int), value :: comm
       character(kind=c_char), intent(in) :: name(*)
-      type(muster_live_options), intent(in) :: options
+      type(muster_live_options), intent(in), optional :: options
       type(c_ptr), intent(out) :: live
     end function
     integer(c_int) function c_parameter(live, name, number) bind(c, name="muster_live_parameter")
@@ -83,29 +96,9 @@ module muster_live
       character(kind=c_char), intent(in) :: name(*)
       integer(c_int64_t), intent(in) :: before(*), after(*)
     end function
-    integer(c_int) function c_send(live, number, values) bind(c, name="muster_live_send")
-      import
-      type(c_ptr), value :: live
-      integer(c_int64_t), value :: number
-      type(c_ptr), intent(in) :: values(*)
-    end function
-    integer(c_int) function c_progress(live) bind(c, name="muster_live_progress")
-      import
-      type(c_ptr), value :: live
-    end function
-    integer(c_int) function c_next(live, number) bind(c, name="muster_live_next")
-      import
-      type(c_ptr), value :: live
-      integer(c_int64_t), intent(out) :: number
-    end function
     type(c_ptr) function c_text(live) bind(c, name="muster_live_text")
       import
       type(c_ptr), value :: live
-    end function
-    integer(c_int) function c_close(live, counts) bind(c, name="muster_live_close")
-      import
-      type(c_ptr), intent(inout) :: live
-      type(muster_live_counts), intent(out) :: counts
     end function
     integer(c_size_t) function c_length(text) bind(c, name="strlen")
       import
@@ -115,89 +108,44 @@ module muster_live
 
 contains
 
-  !> `part`: the ranks of this program, a communicator for MPI_Comm_free.
-  integer function muster_live_world(part) result(code)
-    integer, intent(out) :: part
-    code = c_world(part)
-  end function
-
   !> `comm`: of `use mpi`, or comm%MPI_VAL of `use mpi_f08`.
   integer function muster_live_open(comm, name, live, options) result(code)
     integer, intent(in) :: comm
     character(*), intent(in) :: name
-    type(muster_live_stream), intent(out) :: live
+    type(c_ptr), intent(out) :: live
     type(muster_live_options), intent(in), optional :: options
-    if (present(options)) then
-      code = c_open(comm, trim(name) // c_null_char, options, live%live)
-    else
-      code = c_open(comm, trim(name) // c_null_char, muster_live_options(), live%live)
-    end if
+    code = c_open(comm, trim(name) // c_null_char, options, live)
   end function
 
   integer function muster_live_parameter(live, name, number) result(code)
-    type(muster_live_stream), intent(in) :: live
+    type(c_ptr), intent(in) :: live
     character(*), intent(in) :: name
     real(c_double), intent(in) :: number
-    code = c_parameter(live%live, trim(name) // c_null_char, number)
+    code = c_parameter(live, trim(name) // c_null_char, number)
   end function
 
-  !> As many extents each as the array has dimensions.
+  !> An extent for each dimension of the array.
   integer function muster_live_field(live, name, type, global, offset, local) result(code)
-    type(muster_live_stream), intent(in) :: live
+    type(c_ptr), intent(in) :: live
     character(*), intent(in) :: name
-    integer, intent(in) :: type
-    integer, intent(in) :: global(:), offset(size(global)), local(size(global))
-    code = c_field(live%live, trim(name) // c_null_char, type, size(global), reversed(global), reversed(offset), &
-      reversed(local))
+    integer, intent(in) :: type, global(:), offset(size(global)), local(size(global))
+    code = c_field(live, trim(name) // c_null_char, type, size(global), reversed(global), reversed(offset), reversed(local))
   end function
 
-  !> As many extents each as the array has dimensions.
   integer function muster_live_halo(live, name, before, after) result(code)
-    type(muster_live_stream), intent(in) :: live
+    type(c_ptr), intent(in) :: live
     character(*), intent(in) :: name
     integer, intent(in) :: before(:), after(size(before))
-    code = c_halo(live%live, trim(name) // c_null_char, reversed(before), reversed(after))
-  end function
-
-  !> `values`: c_loc of each field's array, which is contiguous and a target.
-  integer function muster_live_send(live, number, values) result(code)
-    type(muster_live_stream), intent(in) :: live
-    integer(c_int64_t), intent(in) :: number
-    type(c_ptr), intent(in) :: values(:)
-    code = c_send(live%live, number, values)
-  end function
-
-  integer function muster_live_progress(live) result(code)
-    type(muster_live_stream), intent(in) :: live
-    code = c_progress(live%live)
-  end function
-
-  integer function muster_live_next(live, number) result(code)
-    type(muster_live_stream), intent(in) :: live
-    integer(c_int64_t), intent(out) :: number
-    code = c_next(live%live, number)
+    code = c_halo(live, trim(name) // c_null_char, reversed(before), reversed(after))
   end function
 
   function muster_live_text(live) result(text)
-    type(muster_live_stream), intent(in) :: live
+    type(c_ptr), intent(in) :: live
     character(:), allocatable :: text
-    type(c_ptr) :: at
     character(kind=c_char), pointer :: letters(:)
-    integer :: i
-    at = c_text(live%live)
-    call c_f_pointer(at, letters, [c_length(at)])
+    call c_f_pointer(c_text(live), letters, [c_length(c_text(live))])
     allocate (character(size(letters)) :: text)
-    do i = 1, size(letters)
-      text(i:i) = letters(i)
-    end do
-  end function
-
-  integer function muster_live_close(live, counts) result(code)
-    type(muster_live_stream), intent(inout) :: live
-    type(muster_live_counts), intent(out), optional :: counts
-    type(muster_live_counts) :: all
-    code = c_close(live%live, all)
-    if (present(counts)) counts = all
+    text = transfer(letters, text)
   end function
 
   pure function reversed(extents)
