@@ -164,7 +164,7 @@ Json count_samples(const std::string& path, Description& all) {
   if (all.columns.empty()) return nullptr;
   const auto samples = all.stored.front().shape.front();
   if (std::ranges::any_of(all.stored, [&](const auto& column) { return column.shape.front() != samples; })) {
-    all.ragged = convert::find_ragged(path, all.stored);
+    all.ragged = convert::find_ragged(path, all.stored, all.advice);
     if (!all.ragged.is_null()) {
       all.advice.push_back("it looks like " + detail::json_text(all.ragged.at("samples")) +
                            " samples of different length, which " + convert::ragged_call(path, all.ragged) + " reads");

@@ -18,18 +18,6 @@ namespace {
 using detail::convert::Hdf5Group, detail::convert::Hdf5Rows, detail::convert::InputColumn;
 namespace hdf5 = detail::hdf5;
 
-/// The names of all columns of the group.
-std::vector<std::string> columns_of(const Hdf5Group& group) {
-  const hdf5::Lock lock;
-  auto names = hdf5::list(group.group.get());
-  std::erase_if(names,
-                [&](const auto& name) { return !hdf5::is_column(group.group.get(), name, group.place.shown(name)); });
-  if (names.empty())
-    throw Error(ExitCode::data, "reading " + group.place.path, "group \"" + group.place.group + "\" holds no datasets",
-                "Name the group as FILE.h5:/group; `muster inspect` lists what the file holds");
-  return names;
-}
-
 constexpr std::int64_t plain_bytes = 1 << 20;  ///< most bytes that plain_pass() reads at once, unless a row is larger
 
 void read_plainly(Hdf5Rows& rows, std::int64_t samples) {
@@ -55,9 +43,9 @@ PlainPass chunk_pass(const Hdf5Group& group, const std::vector<std::string>& col
     const auto type = hdf5::dataset_property(dataset.get(), H5Dget_type, "reading " + shown);
     Array array{index.foreign(), 1, H5Tget_size(type.get())};
     for (const auto size : index.chunk_shape()) array.bytes *= static_cast<std::size_t>(size);
-    for (const auto chunks : index.grid()) array.count *= chunks;
-    const auto rows = (samples - 1) / index.chunk_shape().front() + 1;  // rows of chunks that hold the samples
-    array.count = array.count / std::max<std::int64_t>(1, index.grid().front()) * std::min(rows, index.grid().front());
+    auto grid = index.grid();
+    grid.front() = std::min(grid.front(), (samples - 1) / index.chunk_shape().front() + 1);
+    for (const auto chunks : grid) array.count *= chunks;
     arrays.push_back(array);
   }
   return [arrays] {
@@ -98,7 +86,7 @@ std::vector<std::filesystem::path> detail::convert::copy_columns(const std::file
                                                                  const ConvertOptions& options,
                                                                  std::optional<std::int64_t> samples) {
   const auto group = std::make_shared<const Hdf5Group>(input.string());
-  const auto names = options.columns.empty() ? columns_of(*group) : options.columns;
+  const auto names = options.columns.empty() ? hdf5::columns_of(group->group.get(), group->place) : options.columns;
   check_conversion({group->place.path}, names.size(), names, output, options);
   std::vector<InputColumn> columns;
   for (const auto& name : names) columns.emplace_back(std::make_unique<Hdf5Rows>(group, name));

@@ -20,6 +20,39 @@ constexpr std::int64_t piece_bytes = 1 << 20;
 constexpr std::int64_t most_row_bytes = 1 << 30;
 constexpr std::int64_t most_chunks_at_once = 1 << 16;  ///< a row of a damaged file may have any number of them
 
+/// Brings the rows of chunks to a piece.
+class PieceUse final : public data::ChunkUse {
+ public:
+  /// `into`: the memory of the piece, which has the rows `first` … `first` + `count` − 1.
+  PieceUse(const data::ChunkLayout& layout, std::int64_t first, std::int64_t count, std::byte* into)
+      : layout_(layout), first_(first), end_(first + count), into_(into) {}
+
+  std::vector<data::WantedChunk> chunks;
+
+  void each_piece(std::size_t i, const Piece& action) const override {
+    const auto rows = layout_.rows_per_chunk(), chunk_first = chunks[i].number / layout_.chunks_per_row() * rows;
+    const auto begin = std::max(first_, chunk_first), end = std::min(end_, chunk_first + rows);
+    const auto in_chunk = [&](std::int64_t row) {
+      return static_cast<std::size_t>(row - chunk_first) * layout_.row_bytes_in_chunk();
+    };
+    const auto target = [&](std::int64_t row) {
+      return into_ + static_cast<std::size_t>(row - first_) * layout_.row_bytes();
+    };
+    if (layout_.holds_whole_rows()) return action(in_chunk(begin), target(begin), in_chunk(end) - in_chunk(begin));
+    const auto part = layout_.part(chunks[i].number);
+    for (auto row = begin; row < end; ++row)
+      layout_.each_run(part, [&](std::size_t at, std::size_t in_row, std::size_t bytes) {
+        action(in_chunk(row) + at, target(row) + in_row, bytes);
+      });
+  }
+  bool read_directly(std::size_t, std::uint64_t, data::ScatteredRead&) const override { return false; }
+
+ private:
+  const data::ChunkLayout& layout_;
+  const std::int64_t first_, end_;
+  std::byte* const into_;
+};
+
 }  // namespace
 
 std::size_t consecutive(std::span<const std::int64_t> indices) noexcept {
@@ -68,8 +101,11 @@ Hdf5Rows::Hdf5Rows(std::shared_ptr<const Hdf5Group> group, const std::string& na
       for (const auto size : index.chunk_shape())
         bytes = checked_product(bytes, size, doing, "the shape of its chunks");
       data::ChunkLayout layout(shape_, index.chunk_shape(), record_bytes_);
-      chunks_.emplace(std::move(index), std::move(pipeline), std::move(layout),
-                      hdf5::fill_value(creation.get(), record_type().get(), doing));
+      auto fill_value = hdf5::fill_value(creation.get(), record_type().get(), doing);
+      chunks_.emplace(
+          std::make_unique<data::ChunkReader>(hdf5::Handle(), std::move(fill_value), std::move(index),
+                                              std::move(pipeline), static_cast<std::size_t>(bytes), decoding_, shown_),
+          std::move(layout));
     } else {
       hdf5::require_filters(filters, doing);
     }
@@ -228,30 +264,13 @@ const std::byte* Hdf5Rows::row_in_piece(std::int64_t row) {
 
 void Hdf5Rows::load(std::int64_t first, std::int64_t count, std::span<std::byte> into) {
   if (!chunks_) return load_by_hdf5(first, count, into);
-  const auto& layout = chunks_->layout;
-  const auto rows = layout.rows_per_chunk(), in_row = layout.chunks_per_row();
+  PieceUse use(chunks_->layout, first, count, into.data());
+  const auto rows = chunks_->layout.rows_per_chunk(), in_row = chunks_->layout.chunks_per_row();
   const auto last = ((first + count - 1) / rows + 1) * in_row;
-  std::vector<std::int64_t> numbers;
-  for (auto number = first / rows * in_row; number < last; number += std::ssize(numbers)) {
-    numbers.clear();
-    for (auto next = number; next < last && std::ssize(numbers) < most_chunks_at_once; ++next) numbers.push_back(next);
-    const auto stored = chunks_->index.locate(numbers);
-    for (std::size_t i = 0; i < numbers.size(); ++i) {
-      const auto chunk_first = numbers[i] / in_row * rows;
-      const auto chunk_size = static_cast<std::size_t>(rows) * layout.row_bytes_in_chunk();
-      const bool is_part_of_piece = in_row == 1 && std::cmp_equal(layout.row_bytes_in_chunk(), row_bytes_) &&
-                                    chunk_first >= first && chunk_first + rows <= first + count;
-      if (!stored[i].is_stored) {
-        copy_rows(numbers[i], first, count, {}, into);
-      } else if (is_part_of_piece) {
-        decode(numbers[i], stored[i],
-               into.subspan(static_cast<std::size_t>((chunk_first - first) * row_bytes_), chunk_size));
-      } else {
-        const auto chunk = chunk_.take(chunk_size);
-        decode(numbers[i], stored[i], chunk);
-        copy_rows(numbers[i], first, count, chunk, into);
-      }
-    }
+  for (auto number = first / rows * in_row; number < last;) {
+    use.chunks.clear();
+    while (number < last && std::ssize(use.chunks) < most_chunks_at_once) use.chunks.push_back({number++, rows, 0});
+    chunks_->reader->read(group_->bytes, use.chunks, use);
   }
 }
 
@@ -264,39 +283,6 @@ void Hdf5Rows::load_by_hdf5(std::int64_t first, std::int64_t count, std::span<st
   const auto space = hdf5::dataset_property(dataset_.get(), H5Dget_space, doing);
   hdf5::select_rows(space.get(), H5S_SELECT_SET, first, count, doing);
   hdf5::check(H5Dread(dataset_.get(), record_type().get(), memory.get(), space.get(), H5P_DEFAULT, into.data()), doing);
-}
-
-void Hdf5Rows::decode(std::int64_t number, const hdf5::StoredChunk& stored, std::span<std::byte> into) {
-  if (const auto& foreign = chunks_->index.foreign()) return foreign->read(number, into);
-  if (chunks_->pipeline.is_plain(stored.filter_mask) && stored.bytes == into.size())
-    return group_->bytes.read_at(into, stored.offset);
-  const auto encoded = encoded_.take(stored.bytes);
-  group_->bytes.read_at(encoded, stored.offset);
-  chunks_->pipeline.decode(encoded, stored.filter_mask, into, workspace_,
-                           "reading " + shown_ + ", " + chunks_->index.text(number));
-}
-
-/// Copies the rows from `first` to `first` + `count` − 1 that lie in chunk `number`. If `chunk` is empty, they get the
-/// fill value.
-void Hdf5Rows::copy_rows(std::int64_t number, std::int64_t first, std::int64_t count, std::span<const std::byte> chunk,
-                         std::span<std::byte> into) const {
-  const auto& layout = chunks_->layout;
-  const auto& fill_value = chunks_->fill_value;
-  const auto chunk_first = number / layout.chunks_per_row() * layout.rows_per_chunk();
-  const auto begin = std::max(first, chunk_first);
-  const auto end = std::min(first + count, chunk_first + layout.rows_per_chunk());
-  const auto part = layout.part(number);
-  for (auto row = begin; row < end; ++row) {
-    auto* const target = into.data() + (row - first) * row_bytes_;
-    const auto place = static_cast<std::size_t>(row - chunk_first) * layout.row_bytes_in_chunk();
-    layout.each_run(part, [&](std::size_t in_chunk, std::size_t in_row, std::size_t bytes) {
-      if (!chunk.empty())
-        std::memcpy(target + in_row, chunk.data() + place + in_chunk, bytes);
-      else
-        for (std::size_t at = 0; at < bytes; at += fill_value.size())
-          std::ranges::copy(fill_value, target + in_row + at);
-    });
-  }
 }
 
 }  // namespace muster::detail::convert

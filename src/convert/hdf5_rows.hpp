@@ -3,7 +3,7 @@
 
 #include "base/file.hpp"
 #include "data/sources/chunk_layout.hpp"
-#include "hdf5/chunk_index.hpp"
+#include "data/sources/chunk_reader.hpp"
 #include "hdf5/file.hpp"
 #include "hdf5/filter_pipeline.hpp"
 #include "hdf5/handle.hpp"
@@ -61,10 +61,8 @@ class Hdf5Rows {
  private:
   /// Chunks that are decoded without HDF5, which may lack their filters.
   struct Chunks {
-    hdf5::ChunkIndex index;
-    hdf5::FilterPipeline pipeline;
+    std::unique_ptr<data::ChunkReader> reader;
     data::ChunkLayout layout;
-    std::vector<std::byte> fill_value;
   };
 
   /// The type of a record, that is a value in the file. For a field, a compound with this field alone, at its offset.
@@ -81,9 +79,6 @@ class Hdf5Rows {
   void take_field(std::span<const std::byte> records, std::span<std::byte> into) const;
   void load(std::int64_t first, std::int64_t count, std::span<std::byte> into);
   void load_by_hdf5(std::int64_t first, std::int64_t count, std::span<std::byte> into) const;
-  void decode(std::int64_t number, const hdf5::StoredChunk& stored, std::span<std::byte> into);
-  void copy_rows(std::int64_t number, std::int64_t first, std::int64_t count, std::span<const std::byte> chunk,
-                 std::span<std::byte> into) const;
 
   std::shared_ptr<const Hdf5Group> group_;
   std::string shown_;
@@ -97,9 +92,9 @@ class Hdf5Rows {
   std::int64_t piece_rows_ = 1;
   bool whole_numbers_ = false;
   bool rows_alone_ = true;  ///< true if a row can be read without decoding its neighbours, too
+  data::ChunkDecoding decoding_{/*cache_bytes=*/0, [] { return 0; }};
   std::optional<Chunks> chunks_;
-  hdf5::Buffer piece_, chunk_, encoded_, records_;
-  hdf5::FilterPipeline::Workspace workspace_;
+  hdf5::Buffer piece_, records_;
   std::int64_t first_kept_ = 0, kept_rows_ = 0;
 };
 

@@ -23,18 +23,23 @@ at::Tensor read_rows(const Dataset& dataset, const std::string& name, std::int64
 }
 
 /// The last value of the column if it is made of whole numbers that ascend from 0; otherwise −1.
-std::int64_t end_of_offsets(const std::string& path, const StoredColumn& column) {
+std::int64_t end_of_offsets(const std::string& path, const StoredColumn& column, std::vector<std::string>& advice) {
   const auto rows = column.shape.front();
   if (column.shape.size() != 1 || rows < 2) return -1;
+  const auto dataset = Dataset::from_hdf5({path}, {.columns = {column.name}});
   try {
-    const auto dataset = Dataset::from_hdf5({path}, {.columns = {column.name}});
     if (!at::isIntegralType(dataset.schema().front().dtype, /*includeBool=*/false)) return -1;
+  } catch (const Error&) {  // the column's description says why it cannot be opened
+    return -1;
+  }
+  try {
     const auto checked = read_rows(dataset, column.name, 0, std::min(rows, most_checked));
     const auto end = read_rows(dataset, column.name, rows - 1, 1).item<std::int64_t>();
     const auto* const first = checked.const_data_ptr<std::int64_t>();
     const auto* const last = first + checked.numel();
     return *first == 0 && std::is_sorted(first, last) && *(last - 1) <= end ? end : -1;
-  } catch (const Error&) {  // what cannot be read is not taken for offsets
+  } catch (const Error& error) {
+    advice.emplace_back(error.what());
     return -1;
   }
 }
@@ -55,9 +60,9 @@ std::string in_braces(const Json& names) {
 
 }  // namespace
 
-Json find_ragged(const std::string& path, const std::vector<StoredColumn>& columns) {
+Json find_ragged(const std::string& path, const std::vector<StoredColumn>& columns, std::vector<std::string>& advice) {
   for (const auto& offsets : columns) {
-    const auto values = end_of_offsets(path, offsets);
+    const auto values = end_of_offsets(path, offsets, advice);
     const auto samples = offsets.shape.front() - 1;
     if (values < 1 || values == samples) continue;
     const auto of_values = names_with_rows(columns, values, offsets.name);

@@ -63,20 +63,19 @@ std::shared_ptr<const ForeignChunks> foreign_chunks(hid_t dataset) {
   return storage && storage->foreign ? storage->foreign(path_of(dataset)) : nullptr;
 }
 
-std::vector<std::int64_t> ChunkIndex::coordinates(std::int64_t number) const {
-  std::vector<std::int64_t> at(grid_.size());
-  for (auto i = grid_.size(); i-- > 0; number /= grid_[i]) at[i] = number % grid_[i];
+std::vector<std::int64_t> chunk_coordinates(std::int64_t number, const std::vector<std::int64_t>& grid) {
+  std::vector<std::int64_t> at(grid.size());
+  for (auto i = grid.size(); i-- > 0; number /= grid[i]) at[i] = number % grid[i];
   return at;
 }
 
 std::string ChunkIndex::text(std::int64_t number) const {
-  std::string all;
-  for (const auto at : coordinates(number)) all += str(all.empty() ? "" : ", ", at);
-  return "chunk (" + all + ")";
+  return "chunk (" +
+         listed(chunk_coordinates(number, grid_), grid_.size(), [](auto each) { return std::to_string(each); }) + ")";
 }
 
 bool ChunkIndex::is_at_edge(std::int64_t number) const {
-  const auto at = coordinates(number);
+  const auto at = chunk_coordinates(number, grid_);
   for (std::size_t i = 0; i < at.size(); ++i)
     if (at[i] == grid_[i] - 1 && shape_[i] % chunk_[i] != 0) return true;
   return false;
@@ -100,7 +99,7 @@ void ChunkIndex::check_that_reads_are_noted() {
 }
 
 StoredChunk ChunkIndex::locate(std::int64_t number, void* unused) const {
-  auto at = coordinates(number);
+  const auto at = chunk_coordinates(number, grid_);
   std::vector<hsize_t> offset(at.size());
   for (std::size_t i = 0; i < at.size(); ++i) offset[i] = static_cast<hsize_t>(at[i] * chunk_[i]);
   StoredChunk chunk{.is_stored = true};

@@ -23,6 +23,10 @@ struct StoredChunk {
   bool is_stored = false;
 };
 
+/// The place of a chunk in a grid of so many chunks along each dimension.
+MUSTER_INTERNAL_API std::vector<std::int64_t> chunk_coordinates(std::int64_t number,
+                                                                const std::vector<std::int64_t>& grid);
+
 class MUSTER_INTERNAL_API ChunkIndex {
  public:
   /// `dataset`: a chunked dataset, which must outlive this object. `shown`: its name in errors. Throws an Error if it
@@ -33,7 +37,6 @@ class MUSTER_INTERNAL_API ChunkIndex {
   const std::vector<std::int64_t>& chunk_shape() const noexcept { return chunk_; }
   /// The number of chunks along each dimension.
   const std::vector<std::int64_t>& grid() const noexcept { return grid_; }
-  std::vector<std::int64_t> coordinates(std::int64_t number) const;
   /// "chunk (0, 3)", for errors.
   std::string text(std::int64_t number) const;
 

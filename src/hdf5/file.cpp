@@ -183,6 +183,16 @@ bool is_column(hid_t group, const std::string& name, const std::string& shown) {
          !is_only_dimension(object.get(), shown);
 }
 
+std::vector<std::string> columns_of(hid_t group, const GroupPath& place) {
+  const Lock lock;
+  auto names = list(group);
+  std::erase_if(names, [&](const auto& name) { return !is_column(group, name, place.shown(name)); });
+  if (names.empty())
+    throw Error(ExitCode::data, "opening " + place.path, "group \"" + place.group + "\" holds no datasets",
+                "Name the group as FILE.h5:/group; `muster inspect` lists what the file holds");
+  return names;
+}
+
 std::vector<std::string> list(hid_t group) {
   const Lock lock;
   std::vector<std::string> names;

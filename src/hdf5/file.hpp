@@ -41,6 +41,8 @@ MUSTER_INTERNAL_API Handle open_dataset(hid_t file, const std::string& name, con
 /// True if the entry `name` of the group is a column: a dataset that is neither a single value nor a dimension of
 /// NetCDF without a variable. Refuses external links and soft links without a target.
 MUSTER_INTERNAL_API bool is_column(hid_t group, const std::string& name, const std::string& shown);
+/// The names of the columns of a group, sorted. Throws an Error if there are none. `place`: of the group, for errors.
+MUSTER_INTERNAL_API std::vector<std::string> columns_of(hid_t group, const GroupPath& place);
 
 /// Names of the links of a group, sorted.
 MUSTER_INTERNAL_API std::vector<std::string> list(hid_t group);

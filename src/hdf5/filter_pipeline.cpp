@@ -37,11 +37,12 @@ std::span<std::byte> Buffer::take(std::size_t bytes) {
   if (bytes > capacity_) {
     constexpr std::size_t min_bytes_in_pages = 128 << 10;  // smaller memory comes from new
     *this = {};
+    // Encoded chunks differ little in size, and pages that are not used take no memory.
+    capacity_ = std::max(bytes, bytes / 2 * 3);
     if (bytes >= min_bytes_in_pages)
-      pages_ = Pages(bytes);
+      pages_ = Pages::large(capacity_);
     else
-      memory_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
-    capacity_ = bytes;
+      memory_ = std::make_unique_for_overwrite<std::byte[]>(capacity_);
   }
   return {pages_.data() != nullptr ? pages_.data() : memory_.get(), bytes};
 }

@@ -1,6 +1,7 @@
 #include "hdf5/library.hpp"
 
 #include "base/text.hpp"
+#include "hdf5/handle.hpp"
 
 #include <hdf5.h>
 
@@ -12,6 +13,7 @@ std::string version(unsigned major, unsigned minor, unsigned release) { return s
 }  // namespace
 
 std::string loaded_version() {
+  const Lock lock;
   unsigned major = 0, minor = 0, release = 0;
   ::H5get_libversion(&major, &minor, &release);
   return version(major, minor, release);
@@ -28,6 +30,7 @@ bool is_parallel() {
 }
 
 bool is_thread_safe() {
+  const Lock lock;
   hbool_t safe = false;
   return ::H5is_library_threadsafe(&safe) >= 0 && safe;
 }

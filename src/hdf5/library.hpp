@@ -1,4 +1,4 @@
-// Which HDF5 this is. These functions take no Lock; loaded_version() initialises the library.
+// Which HDF5 this is. loaded_version() and is_thread_safe() take HDF5's lock.
 #pragma once
 
 #include "base/export.hpp"

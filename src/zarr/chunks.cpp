@@ -2,6 +2,7 @@
 
 #include "base/number.hpp"
 #include "base/text.hpp"
+#include "hdf5/chunk_index.hpp"
 #include "hdf5/filter_pipeline.hpp"
 
 #include <zlib.h>
@@ -24,12 +25,6 @@ constexpr std::size_t most_requested = 64;          ///< chunks whose files stay
 
 std::uint32_t checksum_of(const void* bytes, std::size_t size, std::uint32_t before) {
   return static_cast<std::uint32_t>(::crc32_z(before, static_cast<const unsigned char*>(bytes), size));
-}
-
-std::vector<std::int64_t> coordinates(std::int64_t number, const std::vector<std::int64_t>& grid) {
-  std::vector<std::int64_t> at(grid.size());
-  for (auto d = grid.size(); d-- > 0; number /= grid[d]) at[d] = number % grid[d];
-  return at;
 }
 
 class Chunks final : public hdf5::ForeignChunks {
@@ -97,7 +92,7 @@ class Chunks final : public hdf5::ForeignChunks {
     for (std::int64_t i = 0; i < some; ++i) {
       // The last file, and others at equal distances before it.
       const auto number = i == some - 1 ? files - 1 : files / some * i + files % some * i / some;
-      const auto file = files_->open(folder_ + metadata_.key(coordinates(number, grid)));
+      const auto file = files_->open(folder_ + metadata_.key(hdf5::chunk_coordinates(number, grid)));
       all.is_whole = all.is_whole && file;
       all.bytes += file ? file->size() : 0;
       const auto noted = file ? file->size() : missing;
@@ -120,9 +115,8 @@ class Chunks final : public hdf5::ForeignChunks {
   };
 
   std::string doing(std::int64_t number) const {
-    auto at = coordinates(number, grid_);
-    std::string text;
-    for (const auto each : at) text += str(text.empty() ? "" : ", ", each);
+    auto at = hdf5::chunk_coordinates(number, grid_);
+    const auto text = listed(at, at.size(), [](auto each) { return std::to_string(each); });
     for (std::size_t d = 0; d < at.size(); ++d) at[d] /= in_shard_[d];
     return "reading " + shown_ + ", chunk (" + text + ") in " + metadata_.key(at);
   }
@@ -137,7 +131,7 @@ class Chunks final : public hdf5::ForeignChunks {
 
   /// Finds a chunk in its file; none if it is missing.
   std::optional<Place> find(std::int64_t number) const {
-    auto at = coordinates(number, grid_);
+    auto at = hdf5::chunk_coordinates(number, grid_);
     std::size_t place = 0;
     for (std::size_t d = 0; d < at.size(); ++d) {
       place = place * static_cast<std::size_t>(in_shard_[d]) + static_cast<std::size_t>(at[d] % in_shard_[d]);

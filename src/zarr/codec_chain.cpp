@@ -17,6 +17,7 @@
 #include <limits>
 #include <numeric>
 #include <string_view>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -50,27 +51,22 @@ bool swap_parts(Bytes from, Into into) {
   return true;
 }
 
-/// Calls action(std::type_identity<T>()) with the one of `Types` that is the C++ type of `scalar`. False if none is.
-template <class... Types>
-bool with_one_of(at::ScalarType scalar, auto&& action) {
-  return ((c10::CppTypeToScalarType<Types>::value == scalar && (action(std::type_identity<Types>()), true)) || ...);
-}
-
-/// The same, with the types of values that delta and fixedscaleoffset know.
+/// Calls action(T()) with the C++ type of the values. False if delta and fixedscaleoffset do not know it.
 bool with_number(const NumberType& type, auto&& action) {
-  return with_one_of<std::int8_t, std::uint8_t, std::int16_t, std::uint16_t, std::int32_t, std::uint32_t, std::int64_t,
-                     std::uint64_t, float, double>(type.scalar, action);
+  const auto with_one_of = [&](auto... zeros) {
+    return ((c10::CppTypeToScalarType<decltype(zeros)>::value == type.scalar && (action(zeros), true)) || ...);
+  };
+  return std::apply(with_one_of, std::tuple<std::int8_t, std::uint8_t, std::int16_t, std::uint16_t, std::int32_t,
+                                            std::uint32_t, std::int64_t, std::uint64_t, float, double>());
 }
 
 /// Calls action(encoded value, previous decoded value) for each value and stores the result as the decoded value.
 bool each_value(const NumberType& encoded, const NumberType& decoded, Bytes from, Into into, auto&& action) {
   if (from.size() / encoded.bytes() != into.size() / decoded.bytes() || from.size() % encoded.bytes() != 0)
     return false;
-  return with_number(encoded, [&]<class Encoded>(std::type_identity<Encoded>) {
-    with_number(decoded, [&]<class Value>(std::type_identity<Value>) {
-      Value last{};
-      for (std::size_t i = 0; i < into.size() / sizeof(Value); ++i) {
-        Encoded value;
+  return with_number(encoded, [&](auto value) {
+    with_number(decoded, [&](auto last) {
+      for (std::size_t i = 0; i < into.size() / sizeof last; ++i) {
         std::memcpy(&value, from.data() + i * sizeof value, sizeof value);
         last = action(value, last);
         std::memcpy(into.data() + i * sizeof last, &last, sizeof last);

@@ -95,21 +95,17 @@ class Description {
     // An array at the root has no name in the store.
     const auto path = "/" + (folder.empty() ? name : folder.substr(0, folder.size() - 1));
     const auto shown = path_ + ":" + path;
-    try {
-      ArrayMetadata metadata(node, "reading " + shown);
-      const auto dataset = make_dataset(group, name, metadata, "reading " + shown);
-      // The attributes by which HDF5 and NetCDF name dimensions mean nothing in a store.
-      for (const auto* name_in_hdf5 : {"CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST", "_Netcdf4Dimid",
-                                       "_Netcdf4Coordinates", hdf5::array_dimensions})
-        metadata.attributes.erase(name_in_hdf5);
-      write_attributes(dataset.get(), metadata, "reading " + shown);
-      metadata.attributes.clear();
-      if (!metadata.shape.empty())
-        arrays_->emplace(
-            path, [chunks = chunks_of(files_, folder, std::move(metadata), shown, node.text)] { return chunks; });
-    } catch (const Error& error) {
-      refuse(group, path, name, error);
-    }
+    ArrayMetadata metadata(node, "reading " + shown);
+    const auto dataset = make_dataset(group, name, metadata, "reading " + shown);
+    // The attributes by which HDF5 and NetCDF name dimensions mean nothing in a store.
+    for (const auto* name_in_hdf5 : {"CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST", "_Netcdf4Dimid",
+                                     "_Netcdf4Coordinates", hdf5::array_dimensions})
+      metadata.attributes.erase(name_in_hdf5);
+    write_attributes(dataset.get(), metadata, "reading " + shown);
+    metadata.attributes.clear();
+    if (!metadata.shape.empty())
+      arrays_->emplace(path,
+                       [chunks = chunks_of(files_, folder, std::move(metadata), shown, node.text)] { return chunks; });
   }
 
   hdf5::Handle make_dataset(hid_t group, const std::string& name, const ArrayMetadata& metadata,

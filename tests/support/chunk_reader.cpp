@@ -21,7 +21,7 @@ std::size_t product(const std::vector<std::int64_t>& sizes) {
 /// Copies the values of one chunk to their places in the dataset, one after the other.
 void place(const ChunkIndex& index, std::int64_t number, const std::vector<std::byte>& chunk,
            const std::vector<std::int64_t>& shape, std::size_t value_bytes, std::vector<std::byte>& values) {
-  const auto at = index.coordinates(number);
+  const auto at = chunk_coordinates(number, index.grid());
   const auto& inner = index.chunk_shape();
   for (std::size_t i = 0; i < product(inner); ++i) {
     auto rest = static_cast<std::int64_t>(i);

@@ -12,13 +12,13 @@ ChunkLayout::ChunkLayout(std::vector<std::int64_t> shape, std::vector<std::int64
       row_strides_(shape_.size() - 1),
       holds_whole_rows_(std::equal(shape_.begin() + 1, shape_.end(), chunk_.begin() + 1)),
       value_bytes_(static_cast<std::size_t>(value_bytes)),
+      row_bytes_(value_bytes_),
       row_bytes_in_chunk_(value_bytes_) {
-  auto row_bytes = value_bytes_;
   for (std::size_t i = shape_.size(); i-- > 1;) {
     chunk_strides_[i - 1] = row_bytes_in_chunk_;
-    row_strides_[i - 1] = row_bytes;
+    row_strides_[i - 1] = row_bytes_;
     row_bytes_in_chunk_ *= static_cast<std::size_t>(chunk_[i]);
-    row_bytes *= static_cast<std::size_t>(shape_[i]);
+    row_bytes_ *= static_cast<std::size_t>(shape_[i]);
     chunks_per_row_ *= (shape_[i] - 1) / chunk_[i] + 1;
   }
 }

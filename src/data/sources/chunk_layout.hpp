@@ -26,6 +26,7 @@ class MUSTER_INTERNAL_API ChunkLayout {
   std::int64_t rows() const noexcept { return shape_.front(); }
   std::int64_t rows_per_chunk() const noexcept { return chunk_.front(); }
   std::int64_t chunks_per_row() const noexcept { return chunks_per_row_; }
+  std::size_t row_bytes() const noexcept { return row_bytes_; }
   std::size_t row_bytes_in_chunk() const noexcept { return row_bytes_in_chunk_; }
   /// True if a chunk holds its rows one after the other, without anything between them.
   bool holds_whole_rows() const noexcept { return holds_whole_rows_; }
@@ -48,7 +49,7 @@ class MUSTER_INTERNAL_API ChunkLayout {
   std::vector<std::size_t> chunk_strides_, row_strides_;  ///< of all dimensions but the first, in bytes
   std::int64_t chunks_per_row_ = 1;
   bool holds_whole_rows_;
-  std::size_t value_bytes_, row_bytes_in_chunk_ = 0;
+  std::size_t value_bytes_, row_bytes_, row_bytes_in_chunk_;
 };
 
 }  // namespace muster::detail::data

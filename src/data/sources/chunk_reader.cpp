@@ -17,7 +17,6 @@ namespace {
 
 constexpr std::size_t work_to_share = 1 << 20;  ///< bytes; to wake threads for less costs more than it saves
 constexpr std::size_t requests_ahead = 16;      ///< chunks
-constexpr std::size_t most_at_once = 1 << 16;   ///< chunks; a row of a damaged file may have any number
 
 /// Has the kernel provide the pages of a large piece of memory at once, which takes it half the time of doing so page
 /// by page.
@@ -68,8 +67,10 @@ std::byte* ChunkUse::whole(std::size_t i, std::size_t bytes) const {
 
 int decoding_threads() { return std::min(4, count_usable_cores() - 1); }
 
-ChunkDecoding::ChunkDecoding(std::int64_t cache_bytes)
-    : cache(cache_bytes), threads("muster-decode", decoding_threads) {}
+ChunkDecoding::ChunkDecoding(std::int64_t cache_bytes, std::function<int()> threads_)
+    : cache(cache_bytes), threads("muster-decode", std::move(threads_)) {}
+
+ChunkDecoding::~ChunkDecoding() = default;
 
 void ChunkDecoding::read_directly_beyond_memory(double file_bytes, std::int64_t cache_bytes) {
   // About a quarter of the lanes have a chunk requested at a time. The cache has room for two chunks of each lane, so a
@@ -103,14 +104,8 @@ void ChunkReader::share(const std::string& origin) {
 void ChunkReader::read(const File& bytes, std::span<const WantedChunk> wanted, const ChunkUse& use) {
   if (wanted.empty()) return;
   std::vector<std::size_t> missing;
-  missing.reserve(std::min(wanted.size(), most_at_once));
-  for (std::size_t i = 0; i < wanted.size(); ++i) {
+  for (std::size_t i = 0; i < wanted.size(); ++i)
     if (!use_kept(wanted[i], i, use)) missing.push_back(i);
-    if (missing.size() == most_at_once) {
-      read_missing(bytes, wanted, missing, use);
-      missing.clear();
-    }
-  }
   read_missing(bytes, wanted, missing, use);
 }
 

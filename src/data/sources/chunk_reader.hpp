@@ -32,8 +32,10 @@ namespace muster::detail::data {
 MUSTER_INTERNAL_API int decoding_threads();
 
 /// What the chunked columns of a dataset share.
-struct ChunkDecoding {
-  explicit ChunkDecoding(std::int64_t cache_bytes);
+struct MUSTER_INTERNAL_API ChunkDecoding {
+  /// `threads`: how many decode beside the one that reads.
+  explicit ChunkDecoding(std::int64_t cache_bytes, std::function<int()> threads = decoding_threads);
+  ~ChunkDecoding();
   /// Has requested chunks read past the page cache if the page cache could not keep files of this size.
   void read_directly_beyond_memory(double file_bytes, std::int64_t cache_bytes);
   void end_threads();
@@ -57,7 +59,7 @@ struct WantedChunk {
 
 /// What to do with the chunks of a read; `i` is the place of the chunk among the wanted ones. Several threads may use
 /// it at once.
-class ChunkUse {
+class MUSTER_INTERNAL_API ChunkUse {
  public:
   /// A piece of a chunk: where it begins, where it goes to, and its bytes.
   using Piece = std::function<void(std::size_t in_chunk, std::byte* into, std::size_t bytes)>;
@@ -78,7 +80,7 @@ class ChunkUse {
 /// Reads the chunks of an HDF5 dataset, or those that hdf5::ForeignChunks gives. Decoded chunks are kept in the cache,
 /// or in memory that the ranks of a node share. HDF5 and its lock are used only to find chunks whose places are not
 /// remembered. Thread-safe.
-class ChunkReader {
+class MUSTER_INTERNAL_API ChunkReader {
  public:
   /// `fill_value`: as stored; `index`: the dataset's own; `decoding` outlives this.
   ChunkReader(hdf5::Handle dataset, std::vector<std::byte> fill_value, hdf5::ChunkIndex index,

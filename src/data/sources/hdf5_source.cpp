@@ -27,13 +27,7 @@ void open(SourceFile& file, std::vector<std::string> names, ChunkDecoding& decod
   file.handle = zarr::open_file(file.path);
   file.bytes.emplace(open_for_pieces(zarr::main_file(file.path)));
   const auto group = hdf5::open_group(file.handle.get(), file.group, file.path);
-  if (names.empty()) {
-    names = hdf5::list(group.get());
-    std::erase_if(names, [&](const auto& name) { return !hdf5::is_column(group.get(), name, file.shown(name)); });
-    if (names.empty())
-      throw Error(ExitCode::data, doing, "group \"" + file.group + "\" holds no datasets",
-                  "Name the group as FILE.h5:/group; `muster inspect` lists what the file holds");
-  }
+  if (names.empty()) names = hdf5::columns_of(group.get(), file);
   for (const auto& name : names)
     file.columns.emplace_back(name, open_array(group.get(), *file.bytes, name, file.shown(name), decoding));
   if (std::ranges::any_of(file.columns, [&](const auto& column) { return column.rows() != file.rows(); }))
