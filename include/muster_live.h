@@ -123,6 +123,11 @@ MUSTER_LIVE_API int muster_live_progress(muster_live* live);
  * timeout_s. Declare everything before. Collective. */
 MUSTER_LIVE_API int muster_live_next(muster_live* live, int64_t* number);
 
+/* Sets `version` and `bytes` to those of the newest weights that the trainer has sent, such as the bytes of a
+ * .safetensors file, and copies them to `buffer` if it has room: the former value of `bytes`, which may be 0. Version
+ * 0: there are none yet. The same on all ranks. Waits for weights on their way, at most timeout_s. Collective. */
+MUSTER_LIVE_API int muster_live_weights(muster_live* live, int64_t* version, void* buffer, int64_t* bytes);
+
 /* Why the stream has ended, with the remedy, after MUSTER_LIVE_ERROR or MUSTER_LIVE_NO_TRAINER; otherwise empty. The
  * same on all ranks. Valid until the stream is closed. */
 MUSTER_LIVE_API const char* muster_live_text(const muster_live* live);
@@ -176,6 +181,17 @@ class LiveSender {
   int progress() { return check(muster_live_progress(live_)); }
   int send(std::int64_t number, std::initializer_list<const void*> values) {
     return check(muster_live_send(live_, number, values.begin()));
+  }
+  /// Puts the newest weights into `weights`, unless they are `version`. Returns their version, 0 if there are none yet.
+  std::int64_t weights(std::vector<char>& weights, std::int64_t version = 0) {
+    std::int64_t newest = 0, bytes = 0;
+    check(muster_live_weights(live_, &newest, nullptr, &bytes));
+    while (newest != version) {
+      weights.resize(static_cast<std::size_t>(bytes));
+      check(muster_live_weights(live_, &newest, weights.data(), &bytes));
+      if (bytes == static_cast<std::int64_t>(weights.size())) break;
+    }
+    return newest;
   }
   std::int64_t next() {
     std::int64_t number = 0;

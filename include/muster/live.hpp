@@ -151,6 +151,10 @@ class MUSTER_API Live {
   /// ranks; without this entry it begins with an empty reservoir. Collective.
   operator StateEntry() const;
 
+  /// Offers weights to the solvers, which take them by muster_live_weights(): rank 0's `bytes`, such as
+  /// safetensors(state_dict) of muster/weights.hpp. Newer ones replace them. Returns their version: 1, 2, …. An Error
+  /// (ExitCode::retry) if memory is short. Collective.
+  std::int64_t send_weights(const std::string& bytes);
   /// Asks all solvers to stop: the next send of each returns MUSTER_LIVE_STOP, at the same sample on all of its ranks.
   /// Any rank may call it.
   void stop_solvers();

@@ -36,6 +36,8 @@ struct ExportOptions {
 /// because the format has no such types.
 MUSTER_API void save_safetensors(const StateDict& state, const std::filesystem::path& file,
                                  const ExportOptions& options = {});
+/// Returns the bytes of such a file.
+MUSTER_API std::string safetensors(const StateDict& state);
 /// Writes a dict for Python's torch.load(file, weights_only=True). Tensors on the CPU that share a storage share it in
 /// the file too, except for expanded, conjugate and negative ones, and for those that view it as another type. A type
 /// for which Python's torch has no storage class is an Error (ExitCode::usage): save_safetensors() can write float8,

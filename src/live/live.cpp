@@ -78,6 +78,7 @@ struct LiveState {
   Communicator ranks;  ///< of the present State: a failed attempt may have left collectives of the last one unfinished
   Receiver receiver;
   const LiveOptions& options;
+  std::int64_t weights_version = 0;
   bool has_solver = false;  ///< a solver's first sample has come on all ranks
   static inline std::atomic<std::int64_t> last_number{0};
   const std::int64_t number;  ///< the same on all ranks, and another one for each Live of a process
@@ -591,6 +592,11 @@ Live::operator StateEntry() const {
   state_->require_solver();
   state_->ranks = state_->launched.duplicate();
   return StateEntry(std::make_shared<SavedLive>(state_));
+}
+
+std::int64_t Live::send_weights(const std::string& bytes) {
+  detail::comm::run_on_root(state_->ranks, [&] { state_->receiver.send_weights(bytes); });
+  return ++state_->weights_version;
 }
 
 void Live::stop_solvers() { state_->receiver.stop_solvers(); }

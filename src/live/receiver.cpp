@@ -78,12 +78,13 @@ std::vector<LiveColumn> columns_of(const live_layout& layout) {
 }
 
 /// Maps a file, or new memory if `file` is -1. Null if there is none.
-std::shared_ptr<live_ring> map_ring(std::int64_t size, int file) {
+template <class T>
+std::shared_ptr<T> map_file(std::int64_t size, int file) {
   const auto bytes = static_cast<std::size_t>(size);
   const int flags = file < 0 ? MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE : MAP_SHARED;
   void* const memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, file, 0);
   if (memory == MAP_FAILED) return nullptr;
-  return {static_cast<live_ring*>(memory), [bytes](live_ring* ring) { ::munmap(ring, bytes); }};
+  return {static_cast<T*>(memory), [bytes](T* at) { ::munmap(at, bytes); }};
 }
 
 bool are_same(const std::vector<LiveColumn>& a, const std::vector<LiveColumn>& b) {
@@ -149,6 +150,7 @@ Receiver::~Receiver() {
   if (thread_.joinable()) thread_.join();
   for (auto& solver : solvers_)
     for (auto& rank : solver.ranks) leave(rank);
+  if (!weights_sends_.empty()) static_cast<void>(new auto(std::move(weights_sends_)));  // MPI may still read them
 }
 
 void Receiver::wait_for_solver() {
@@ -191,6 +193,56 @@ void Receiver::stop_solvers() {
     stops_solvers_ = true;
   }
   wake();
+}
+
+void Receiver::send_weights(std::string_view bytes) {
+  const auto size = static_cast<std::int64_t>(bytes.size());
+  Weights weights{.file = ::memfd_create("muster-weights", MFD_CLOEXEC)};
+  constexpr std::size_t line = sizeof(live_sample);  // what MPI sends is rounded up to it
+  const auto rounded = (bytes.size() / line + 1) * line;
+  if (weights.file >= 0 && ::ftruncate(weights.file, static_cast<off_t>(rounded)) == 0)
+    if (const auto memory = map_file<std::byte>(static_cast<std::int64_t>(rounded), weights.file)) {
+      std::memcpy(memory.get(), bytes.data(), bytes.size());
+      weights.memory = memory;
+    }
+  if (!weights.memory)
+    throw Error(ExitCode::retry, "sending weights over the live stream \"" + stream.name + "\"",
+                str("no memory can be made for ", size, " bytes: ", std::strerror(errno)), "Free some memory");
+  {
+    const Lock lock(mutex);
+    weights.head = {.version = weights_.head.version + 1, .bytes = size};
+    std::swap(weights_, weights);
+  }
+  wake();
+}
+
+/// Sends the newest weights to a solver's rank 0, which has asked for them.
+void Receiver::send_weights(const Rank& rank) {
+  const Lock lock(mutex);
+  if (!weights_.memory) return;
+  if (rank.remote) {
+    live_message message{};
+    message.kind = LIVE_WEIGHTS;
+    message.of.weights = weights_.head;
+    live_channel_send(channel_.get(), rank.remote->rank, rank.remote->tag, message);
+    weights_sends_.emplace_back(
+        live_send_slot(weights_.memory.get(), weights_.head.bytes, rank.remote->rank, stream.tag), weights_.memory);
+    return;
+  }
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+  iovec data{&weights_.head, sizeof weights_.head};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  auto* const part = CMSG_FIRSTHDR(&message);
+  part->cmsg_level = SOL_SOCKET;
+  part->cmsg_type = SCM_RIGHTS;
+  part->cmsg_len = CMSG_LEN(sizeof(int));
+  const int file = weights_.file;
+  std::memcpy(CMSG_DATA(part), &file, sizeof file);
+  static_cast<void>(!::sendmsg(rank.socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT));
 }
 
 void Receiver::resume() {
@@ -351,6 +403,10 @@ void Receiver::tell_solvers() {
     for (auto& rank : solver.ranks) {
       if (!rank.ring) continue;
       auto& told = rank.ring->told;
+      if (&rank == &solver.ranks.front() && told.weights_version < weights_.head.version) {
+        __atomic_store_n(&told.weights_version, weights_.head.version, __ATOMIC_SEQ_CST);
+        tell(rank);
+      }
       if (stops_solvers_ && __atomic_exchange_n(&told.stop, 1, __ATOMIC_SEQ_CST) == 0) tell(rank);
       if (!knows_next_ || stream.rank != 0 || __atomic_load_n(&told.next, __ATOMIC_RELAXED) >= 0) continue;
       __atomic_store_n(&told.next, next[static_cast<std::size_t>(solver.hello.solver)], __ATOMIC_SEQ_CST);
@@ -456,6 +512,7 @@ bool Receiver::serve_channel() {
   for (auto& solver : solvers_)
     for (auto& rank : solver.ranks)
       if (rank.remote && rank.remote->is_open) has_served = receive_slots(solver, rank) || has_served;
+  std::erase_if(weights_sends_, [](auto& send) { return live_is_over(&send.first) != 0; });
   if (has_served) last_message_ = Clock::now();
   return has_served;
 }
@@ -491,13 +548,13 @@ void Receiver::serve(const live_message& message, int source) {
         constexpr std::int64_t most = std::int64_t{1} << 48;
         live_place(&head, std::int64_t{LIVE_AHEAD} * stream.ranks, std::clamp<std::int64_t>(message.seq, 0, most),
                    stream.ranks);
-        const auto ring = map_ring(head.file_bytes, -1);
+        const auto ring = map_file<live_ring>(head.file_bytes, -1);
         if (ring) *ring = head;
         take_ring(solver, rank, ring, head.file_bytes);
       }
+      if (message.kind == LIVE_WANT) send_weights(rank);
       if (message.kind != LIVE_END) return;
       rank.remote->end = message.seq;
-      rank.is_closed = message.of.end.is_closed != 0;
       if (!rank.ring) return;
       __atomic_store_n(&rank.ring->sent, message.of.end.sent, __ATOMIC_RELAXED);
       __atomic_store_n(&rank.ring->dropped, message.of.end.dropped, __ATOMIC_RELEASE);
@@ -506,7 +563,7 @@ void Receiver::serve(const live_message& message, int source) {
 }
 
 /// Looks for slots that have come from a rank on another node, and lets it send more. False if nothing has happened.
-bool Receiver::receive_slots(Solver& solver, Rank& rank) {
+bool Receiver::receive_slots(const Solver& solver, Rank& rank) {
   auto& remote = *rank.remote;
   const auto receive_of = [&](std::int64_t seq) -> MPI_Request& {
     return remote.receives[static_cast<std::size_t>(seq / stream.ranks % LIVE_AHEAD)];
@@ -527,7 +584,7 @@ bool Receiver::receive_slots(Solver& solver, Rank& rank) {
     for (auto& receive : remote.receives)
       if (receive != MPI_REQUEST_NULL) live_cancel(&receive);
     remote.is_open = false;
-    return note_end(solver, rank), true;
+    return true;
   }
   if (!rank.ring) return has_come;
   // A slot is free when its last sample has been taken, and this rank has answered it.
@@ -538,15 +595,6 @@ bool Receiver::receive_slots(Solver& solver, Rank& rank) {
         live_receive_slot(live_slot(rank.ring.get(), remote.allowed), rank.ring->slot_bytes, remote.rank, remote.tag);
   tell(rank);
   return true;
-}
-
-/// A rank of a solver has ended.
-void Receiver::note_end(Solver& solver, const Rank& rank) {
-  if (rank.is_closed) return;
-  solver.has_died = true;
-  if (stream.rank == 0)
-    log::warn(str("live stream \"", stream.name, "\": rank ", &rank - solver.ranks.data(), " of solver ",
-                  solver.hello.solver, " has ended without muster_live_close()"));
 }
 
 /// Reads a ring, or a byte that has only woken this thread, or the end of the connection.
@@ -565,9 +613,12 @@ void Receiver::read_from(Solver& solver, Rank& rank) {
     if (got < 0 && errno == ECONNRESET) continue;  // it has not read all, and its last byte is still to be read here
     if (got <= 0) {
       rank.socket = Descriptor();
-      return note_end(solver, rank);
+      if (rank.is_closed || std::exchange(solver.has_died, true) || stream.rank != 0) return;
+      return log::warn(str("live stream \"", stream.name, "\": rank ", &rank - solver.ranks.data(), " of solver ",
+                           solver.hello.solver, " has ended without muster_live_close()"));
     }
     if (byte == LIVE_CLOSED) rank.is_closed = true;
+    if (byte == LIVE_WANTED) send_weights(rank);
     const auto* const part = CMSG_FIRSTHDR(&message);
     if (part != nullptr && part->cmsg_type == SCM_RIGHTS) {
       int file = -1;
@@ -575,7 +626,7 @@ void Receiver::read_from(Solver& solver, Rank& rank) {
       const Descriptor owned(file);
       struct stat status {};
       const bool is_file = ::fstat(file, &status) == 0 && status.st_size >= static_cast<off_t>(sizeof(live_ring));
-      take_ring(solver, rank, is_file ? map_ring(status.st_size, file) : nullptr, status.st_size);
+      take_ring(solver, rank, is_file ? map_file<live_ring>(status.st_size, file) : nullptr, status.st_size);
     } else if ((message.msg_flags & MSG_CTRUNC) != 0) {  // out of file descriptors
       take_ring(solver, rank, nullptr, 0);
     }

@@ -16,6 +16,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -82,6 +83,8 @@ class Receiver {
   }
   bool has_failed() const noexcept { return error_.has_value(); }
   void stop_solvers();
+  /// Tells the solvers that there are newer weights, and sends them to those who ask. For rank 0.
+  void send_weights(std::string_view bytes);
 
   const Stream stream;
 
@@ -128,7 +131,7 @@ class Receiver {
     Descriptor socket = {};
     std::shared_ptr<live_ring> ring = {};
     std::unique_ptr<Remote> remote = {};
-    bool is_closed = false;  ///< by muster_live_close()
+    bool is_closed = false;  ///< it has said that it ends
 
     bool is_open() const noexcept { return remote ? remote->is_open : socket >= 0; }
   };
@@ -140,7 +143,7 @@ class Receiver {
     std::int64_t number = 0;                     ///< of the sample that is being taken
     std::optional<std::int64_t> slot = {};       ///< where it goes; none if it is dropped
     bool is_ready = false, was_refused = false;  ///< all rings have come; its fields are not those of others
-    bool has_died = false;                       ///< a rank has ended without muster_live_close()
+    bool has_died = false;                       ///< a rank on this node has ended without a word
 
     bool has_ended() const;
   };
@@ -155,14 +158,13 @@ class Receiver {
   void serve_events(bool may_wait);
   bool serve_channel();
   void serve(const live_message& message, int source);
-  bool receive_slots(Solver& solver, Rank& rank);
+  bool receive_slots(const Solver& solver, Rank& rank);
   void accept_one();
   void greet(Descriptor socket);
   std::string reason_to_refuse(const live_hello& hello) const;
   void add(const live_hello& hello, Rank rank);
   void read_from(Solver& solver, Rank& rank);
   void take_ring(Solver& solver, Rank& rank, std::shared_ptr<live_ring> ring, std::int64_t bytes);
-  void note_end(Solver& solver, const Rank& rank);
   void leave(Rank& rank);
   void begin(Solver& solver);
   void make_memory(const live_layout& layout);
@@ -171,6 +173,7 @@ class Receiver {
   void wake() const;
   static void wake(const Rank& rank);
   void tell(const Rank& rank) const;
+  void send_weights(const Rank& rank);
 
   Descriptor listener_, event_;
   std::vector<Descriptor> strangers_;  ///< connections that have not said who they are
@@ -183,6 +186,14 @@ class Receiver {
   std::vector<Sent> ended_sent_;             ///< [solvers] that have ended
   std::vector<std::int64_t> resent_before_;  ///< for each solver: earlier samples have come before the restart
   bool is_paused_ = false, is_copying_ = false, knows_next_ = false, stops_solvers_ = false, is_ending_ = false;
+  /// Weights for the solvers, as a file without a name and in memory.
+  struct Weights {
+    Descriptor file;
+    std::shared_ptr<std::byte> memory = {};
+    live_weights head{};
+  };
+  Weights weights_;
+  std::vector<std::pair<MPI_Request, std::shared_ptr<std::byte>>> weights_sends_;
   std::optional<Error> error_;  ///< why the stream ends
   std::vector<LiveColumn> columns_;
   std::shared_ptr<std::byte> memory_;

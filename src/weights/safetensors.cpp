@@ -134,7 +134,11 @@ bool detail::weights::is_safetensors_type(at::ScalarType type) noexcept {
   return std::ranges::find(format_types, type, &FormatType::type) != format_types.end();
 }
 
-void save_safetensors(const StateDict& state, const std::filesystem::path& path, const ExportOptions& options) {
+namespace {
+
+/// Calls `write` with the number of bytes of the file and a function that passes them to a sink.
+void with_bytes(const StateDict& state,
+                const std::function<void(std::uint64_t bytes, const std::function<void(const ByteSink&)>&)>& write) {
   check_exportable(state);
   std::vector<Listed> tensors;
   for (const auto& [name, tensor] : state.tensors)
@@ -146,12 +150,27 @@ void save_safetensors(const StateDict& state, const std::filesystem::path& path,
     tensor.end = end += state.tensors.at(tensor.name).nbytes();
   }
   const auto header = header_text(tensors);
-  write_weights(path, options, sizeof(std::uint64_t) + header.size() + end, [&](const ByteSink& sink) {
+  write(sizeof(std::uint64_t) + header.size() + end, [&](const ByteSink& sink) {
     const std::uint64_t length = header.size();
     sink({reinterpret_cast<const char*>(&length), sizeof length});
     sink(header);
     for (const auto& tensor : tensors) sink(detail::state::Bytes(state.tensors.at(tensor.name)).all());
   });
+}
+
+}  // namespace
+
+void save_safetensors(const StateDict& state, const std::filesystem::path& path, const ExportOptions& options) {
+  with_bytes(state, [&](std::uint64_t bytes, const auto& to) { write_weights(path, options, bytes, to); });
+}
+
+std::string safetensors(const StateDict& state) {
+  std::string all;
+  with_bytes(state, [&](std::uint64_t bytes, const auto& to) {
+    all.reserve(bytes);
+    to([&](std::string_view piece) { all.append(piece); });
+  });
+  return all;
 }
 
 StateDict load_safetensors(const std::filesystem::path& path) {

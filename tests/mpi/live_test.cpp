@@ -263,6 +263,37 @@ TEST(Live, TwoStreamsOfASolver) {
       });
 }
 
+TEST(Live, WeightsComeBack) {
+  const auto weights = torch::arange(1000, torch::kFloat);
+  couple(
+      1,
+      [&](Launch& launch) {
+        Live live(launch, "weights", {.rule = LiveRule::fifo});
+        const auto source = detail::data::source_of(live.dataset());
+        EXPECT_EQ(live.send_weights("old"), 1);
+        while (auto drawn = source->draw(1, 0, [] {}))
+          if (drawn->batch["sample"][0][1].item<std::int64_t>() == 1) {
+            EXPECT_EQ(live.send_weights(safetensors({.tensors = {{"w", weights}}})), 2);
+          }
+      },
+      [&](const Side& side) {
+        LiveSender sender(side.comm(), "weights");
+        sender.field("x", MUSTER_LIVE_FLOAT32, {2 * side.size()}, {2 * side.rank()}, {2});
+        const std::array<float, 2> x{};
+        std::vector<char> bytes;
+        EXPECT_EQ(sender.send(0, {x.data()}), MUSTER_LIVE_OK);
+        while (sender.weights(bytes) == 0) {
+        }
+        EXPECT_EQ(std::string(bytes.begin(), bytes.end()), "old");
+        EXPECT_EQ(sender.send(1, {x.data()}), MUSTER_LIVE_OK);
+        while (sender.weights(bytes, 1) == 1) {
+        }
+        const auto expected = safetensors({.tensors = {{"w", weights}}});
+        EXPECT_TRUE(std::ranges::equal(bytes, expected));
+        EXPECT_EQ(sender.weights(bytes, 2), 2);
+      });
+}
+
 TEST(Live, LocalCallsAfterAnErrorReturnIt) {
   couple(
       1, [](Launch& launch) { expect_no_sample(launch, "after"); },

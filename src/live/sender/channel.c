@@ -144,15 +144,20 @@ int live_channel_receive(live_channel* channel, live_message* message, int* sour
   return 1;
 }
 
-MPI_Request live_send_slot(const live_sample* slot, int64_t bytes, int rank, int tag) {
+static int lines_of(int64_t bytes) {
+  const int64_t line = sizeof(live_sample);
+  return (int)((bytes + line - 1) / line);
+}
+
+MPI_Request live_send_slot(const void* slot, int64_t bytes, int rank, int tag) {
   MPI_Request request = MPI_REQUEST_NULL;
-  MPI_Isend(slot, (int)(bytes / (int64_t)sizeof *slot), live_line, rank, tag + 1, live_comm, &request);
+  MPI_Isend(slot, lines_of(bytes), live_line, rank, tag + 1, live_comm, &request);
   return request;
 }
 
-MPI_Request live_receive_slot(live_sample* slot, int64_t bytes, int rank, int tag) {
+MPI_Request live_receive_slot(void* slot, int64_t bytes, int rank, int tag) {
   MPI_Request request = MPI_REQUEST_NULL;
-  MPI_Irecv(slot, (int)(bytes / (int64_t)sizeof *slot), live_line, rank, tag + 1, live_comm, &request);
+  MPI_Irecv(slot, lines_of(bytes), live_line, rank, tag + 1, live_comm, &request);
   return request;
 }
 

@@ -21,16 +21,12 @@ enum {
   LIVE_FIELD,     /* solver: one of its fields */
   LIVE_PARAMETER, /* solver: one of its parameters */
   LIVE_BEGIN,     /* solver: the bytes of its slots; all fields and parameters have been sent */
-  LIVE_END,       /* solver: how it has ended, and the sample before which all were answered */
+  LIVE_END,       /* solver: its counts, and the sample before which all were answered */
+  LIVE_WANT,      /* solver: its rank 0 asks for weights */
+  LIVE_WEIGHTS,   /* trainer: which weights follow, in the way of a slot */
   LIVE_WELCOME,   /* trainer: the answer to LIVE_HELLO; told.refusal is empty if the solver is accepted */
   LIVE_TOLD       /* trainer: what it tells, and before which sample it has room */
 };
-
-/* How a rank of a solver has ended. */
-typedef struct live_end {
-  int64_t sent, dropped;
-  int32_t is_closed; /* by muster_live_close() */
-} live_end;
 
 typedef struct live_message {
   int32_t kind, tag; /* tag: of the sender */
@@ -39,8 +35,9 @@ typedef struct live_message {
     live_hello hello;
     live_field field;
     live_parameter parameter;
-    live_end end;
+    live_sample end; /* its counts */
     live_told told;
+    live_weights weights;
   } of;
 } live_message;
 
@@ -66,9 +63,10 @@ MUSTER_LIVE_API int live_channel_send(live_channel* channel, int rank, int tag, 
 /* True if a message has come, from the rank `source`. */
 MUSTER_LIVE_API int live_channel_receive(live_channel* channel, live_message* message, int* source);
 
-/* Start to send or to receive a slot, or its beginning. `bytes` is a multiple of 64. `tag`: of the sender. */
-MUSTER_LIVE_API MPI_Request live_send_slot(const live_sample* slot, int64_t bytes, int rank, int tag);
-MUSTER_LIVE_API MPI_Request live_receive_slot(live_sample* slot, int64_t bytes, int rank, int tag);
+/* Start to send or to receive a slot, its beginning, or weights: `bytes`, rounded up to a multiple of 64. `tag`: of the
+ * sender. */
+MUSTER_LIVE_API MPI_Request live_send_slot(const void* slot, int64_t bytes, int rank, int tag);
+MUSTER_LIVE_API MPI_Request live_receive_slot(void* slot, int64_t bytes, int rank, int tag);
 MUSTER_LIVE_API void live_cancel(MPI_Request* receive);
 /* True if it is over, or has failed; then the request is null. */
 MUSTER_LIVE_API int live_is_over(MPI_Request* request);

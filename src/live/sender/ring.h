@@ -26,8 +26,8 @@ enum { LIVE_PROTOCOL = 2, LIVE_TEXT = 512, LIVE_TIMEOUT_S = 300 };
 /* How many samples a rank of the trainer receives from a solver on other nodes before it needs them. */
 enum { LIVE_AHEAD = 2 };
 
-/* The byte over a socket that says muster_live_close(); others only wake. */
-enum { LIVE_CLOSED = 1 };
+/* What a byte over a socket says: that the rank ends in order, and that rank 0 asks for weights. Others only wake. */
+enum { LIVE_CLOSED = 1, LIVE_WANTED = 2 };
 
 /* States of a slot. */
 enum { LIVE_EMPTY = 0, LIVE_FULL = 1, LIVE_TAKEN = 2 };
@@ -53,10 +53,16 @@ typedef struct live_layout {
 
 /* What the trainer tells a solver. */
 typedef struct live_told {
-  int64_t next; /* the sample to go on with; -1: not known yet */
+  int64_t next;            /* the sample to go on with; -1: not known yet */
+  int64_t weights_version; /* of the newest weights, told to rank 0; 0: none */
   uint32_t stop, gone, refused;
   char refusal[LIVE_TEXT];
 } live_told;
+
+/* Over a socket, with a file that has the bytes. */
+typedef struct live_weights {
+  int64_t version, bytes;
+} live_weights;
 
 /* The beginning of the memory. */
 typedef struct live_ring {

@@ -43,6 +43,10 @@ struct muster_live {
   int64_t before[MUSTER_LIVE_MAX_FIELDS][MUSTER_LIVE_MAX_DIMS];  /* halos */
   int64_t extents[MUSTER_LIVE_MAX_FIELDS][MUSTER_LIVE_MAX_DIMS]; /* of this rank's arrays, halos included */
   live_ring* ring;                                               /* null before the first sample */
+  /* Of rank 0: */
+  void *weights, *coming;    /* the newest that it has, and those that are on their way from another node */
+  live_weights has, to_come; /* which they are */
+  MPI_Request receives;
   int64_t seq, last_number, sent, dropped;
   double wait_s;
   char text[LIVE_TEXT];
@@ -116,7 +120,16 @@ static void pump(muster_live* live) {
     if (message.kind == LIVE_WELCOME) {
       trainer->has_answered = 1;
       if (message.of.told.refusal[0] != '\0') fail(live, "%s", message.of.told.refusal);
+    } else if (message.kind == LIVE_WEIGHTS) {
+      live->to_come = message.of.weights;
+      live->coming = malloc((size_t)live->to_come.bytes + sizeof(live_sample));
+      if (live->coming == NULL)
+        fail(live, "there is not enough memory for weights. Free some");
+      else
+        live->receives = live_receive_slot(live->coming, live->to_come.bytes, source, live->trainer_tag);
     } else {
+      const int64_t version = message.of.told.weights_version;
+      if (version > 0) __atomic_store_n(&told->weights_version, version, __ATOMIC_SEQ_CST);
       /* Other ranks of the trainer may be on this node, and write, too. */
       if (message.of.told.next >= 0) __atomic_store_n(&told->next, message.of.told.next, __ATOMIC_SEQ_CST);
       if (message.of.told.refused) memcpy(told->refusal, message.of.told.refusal, LIVE_TEXT);
@@ -125,6 +138,12 @@ static void pump(muster_live* live) {
       if (message.of.told.gone) __atomic_store_n(&told->gone, 1, __ATOMIC_SEQ_CST);
       trainer->allowed = message.seq;
     }
+  }
+  if (live->coming != NULL && live_is_over(&live->receives)) {
+    free(live->weights);
+    live->weights = live->coming;
+    live->has = live->to_come;
+    live->coming = NULL;
   }
   if (live->channel == NULL || live->ring == NULL) return;
   is_sending(live);
@@ -167,24 +186,26 @@ static void drain(muster_live* live) {
 
 /* Ends the stream on this rank, with the code of all ranks. */
 static void disconnect(muster_live* live, int code) {
-  const int closes = code != MUSTER_LIVE_ERROR;
   int finalised = 0;
   MPI_Finalized(&finalised);
   if (live->channel != NULL && live->ring != NULL && code != MUSTER_LIVE_NO_TRAINER && !finalised) drain(live);
   const int sending = live->channel != NULL && (finalised || is_sending(live)); /* then its memory stays */
   const live_ring* const ring = live->ring;
   for (int j = 0; j < live->trainers; ++j) {
-    live_message message = {.kind = LIVE_END, .seq = live->trainer[j].next, .of.end.is_closed = closes};
-    if (ring != NULL) message.of.end = (live_end){ring->sent, ring->dropped, closes};
+    live_message message = {.kind = LIVE_END, .seq = live->trainer[j].next};
+    if (ring != NULL) message.of.end = (live_sample){.sent = ring->sent, .dropped = ring->dropped};
     if (live->trainer[j].is_remote && !finalised)
       live_channel_send(live->channel, live->trainer[j].rank, live->trainer_tag, message);
     const char closed = LIVE_CLOSED;
     if (live->trainer[j].socket < 0) continue;
-    if (closes) (void)!send(live->trainer[j].socket, &closed, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+    (void)!send(live->trainer[j].socket, &closed, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
     close(live->trainer[j].socket);
   }
   if (!finalised) live_channel_close(live->channel);
   live->channel = NULL;
+  free(live->weights); /* but not what MPI may still receive */
+  live->weights = NULL;
+  live->has = (live_weights){0, 0};
   if (!sending) free(live->trainer);
   live->trainer = NULL;
   live->trainers = 0;
@@ -705,6 +726,84 @@ int muster_live_next(muster_live* live, int64_t* number) {
   MPI_Bcast(number, 1, MPI_INT64_T, 0, live->comm);
   if (code == MUSTER_LIVE_OK || code == MUSTER_LIVE_STOP) return code;
   return agree(live, live->rank == 0 ? code : MUSTER_LIVE_OK);
+}
+
+/* Reads the weights that a trainer on this node has sent. */
+static int has_read_weights(muster_live* live) {
+  union {
+    struct cmsghdr align;
+    char bytes[CMSG_SPACE(sizeof(int))];
+  } control;
+  live_weights coming;
+  struct iovec data = {&coming, sizeof coming};
+  struct msghdr message;
+  memset(&message, 0, sizeof message);
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control.bytes;
+  message.msg_controllen = sizeof control.bytes;
+  struct pollfd ready = {live->trainer[0].socket, POLLIN, 0};
+  poll(&ready, 1, 1);
+  const ssize_t got = recvmsg(live->trainer[0].socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) live->ring->told.gone = 1;
+  const struct cmsghdr* const part = got == (ssize_t)sizeof coming ? CMSG_FIRSTHDR(&message) : NULL;
+  if (part == NULL || part->cmsg_type != SCM_RIGHTS) return live->ring->told.gone;
+  int file = -1;
+  memcpy(&file, CMSG_DATA(part), sizeof file);
+  void* const weights = malloc((size_t)coming.bytes + 1);
+  int64_t at = 0;
+  for (ssize_t read = 1; weights != NULL && read > 0; at += read > 0 ? read : 0)
+    read = pread(file, (char*)weights + at, (size_t)(coming.bytes - at), at);
+  close(file);
+  if (weights == NULL || at < coming.bytes) {
+    free(weights);
+    fail(live, "there is not enough memory for weights. Free some");
+    return 1;
+  }
+  free(live->weights);
+  live->weights = weights;
+  live->has = coming;
+  return 1;
+}
+
+static int weights_have_come(muster_live* live) {
+  if (live->text[0] != '\0' || live->ring->told.gone) return 1;
+  if (!live->trainer[0].is_remote) return has_read_weights(live);
+  return live->has.version >= live->ring->told.weights_version;
+}
+
+/* Gets the newest weights to rank 0. Returns a code. */
+static int fetch_weights(muster_live* live) {
+  pump(live);
+  if (__atomic_load_n(&live->ring->told.weights_version, __ATOMIC_SEQ_CST) > live->has.version) {
+    const char wanted = LIVE_WANTED;
+    live_trainer* const trainer = &live->trainer[0];
+    if (!trainer->is_remote)
+      (void)!send(trainer->socket, &wanted, 1, MSG_NOSIGNAL);
+    else if (live->coming == NULL)
+      live_channel_send(live->channel, trainer->rank, live->trainer_tag, (live_message){.kind = LIVE_WANT});
+    pump_until(live, weights_have_come, live_now_s() + live->options.timeout_s);
+  }
+  return live->text[0] != '\0' ? MUSTER_LIVE_ERROR : asked(live);
+}
+
+int muster_live_weights(muster_live* live, int64_t* version, void* buffer, int64_t* bytes) {
+  const int64_t room = *bytes;
+  *version = *bytes = 0;
+  if (live->code != MUSTER_LIVE_OK) return live->code;
+  if (live->ring == NULL && begin(live) != MUSTER_LIVE_OK) return live->code;
+  const int code = live->rank == 0 ? fetch_weights(live) : MUSTER_LIVE_OK;
+  int64_t all[4] = {code, live->has.version, live->has.bytes, -room}; /* rank 0 alone has weights */
+  MPI_Allreduce(MPI_IN_PLACE, all, 4, MPI_INT64_T, MPI_MAX, live->comm);
+  if (all[0] > MUSTER_LIVE_STOP) return agree(live, code);
+  *version = all[1];
+  *bytes = all[2];
+  if (-all[3] < *bytes) return (int)all[0];
+  if (live->rank == 0 && *bytes > 0) memcpy(buffer, live->weights, (size_t)*bytes);
+  const int64_t piece = (int64_t)1 << 30;
+  for (int64_t at = 0; at < *bytes; at += piece)
+    MPI_Bcast((char*)buffer + at, (int)(*bytes - at < piece ? *bytes - at : piece), MPI_BYTE, 0, live->comm);
+  return (int)all[0];
 }
 
 const char* muster_live_text(const muster_live* live) { return live == NULL ? "" : live->text; }
