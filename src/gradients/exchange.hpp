@@ -29,6 +29,8 @@
 
 namespace muster::detail::gradients {
 
+inline constexpr const char* averaging = "averaging gradients";
+
 /// Whether this rank's samples have used the parameter.
 enum class ParameterUse : std::uint32_t {
   unused,

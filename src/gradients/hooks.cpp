@@ -109,13 +109,13 @@ void before_own_change(const std::vector<at::Tensor>& parameters) {
 void note_optimizer(const std::vector<at::Tensor>& parameters, const std::weak_ptr<const void>& optimizer) {
   for (const auto& parameter : parameters)
     if (const auto reducer = reducer_of(parameter))
-      reducer->note_optimizer(our_hook_of(parameter)->target().index, optimizer);
+      reducer->unstepped().note_optimizer(our_hook_of(parameter)->target().index, optimizer);
 }
 
 void note_step(const std::vector<at::Tensor>& parameters, const std::weak_ptr<const void>& optimizer) {
   for (const auto& parameter : parameters)
     if (const auto reducer = reducer_of(parameter))
-      reducer->note_step(our_hook_of(parameter)->target().index, optimizer);
+      reducer->unstepped().note_step(our_hook_of(parameter)->target().index, optimizer);
 }
 
 bool is_step_complete(const at::Tensor& parameter) {

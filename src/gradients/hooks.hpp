@@ -37,9 +37,9 @@ bool is_step_complete(const at::Tensor& parameter);
 void fetch_averages(const std::vector<at::Tensor>& parameters);
 /// Call it before muster itself changes the .grad of these parameters (Reducer::before_own_change).
 void before_own_change(const std::vector<at::Tensor>& parameters);
-/// Call it when an optimizer that holds the parameters is prepared (Reducer::note_optimizer).
+/// Call it when an optimizer that holds the parameters is prepared (UnsteppedGradients::note_optimizer).
 void note_optimizer(const std::vector<at::Tensor>& parameters, const std::weak_ptr<const void>& optimizer);
-/// Call it when a prepared optimizer has stepped the parameters (Reducer::note_step).
+/// Call it when a prepared optimizer has stepped the parameters (UnsteppedGradients::note_step).
 void note_step(const std::vector<at::Tensor>& parameters, const std::weak_ptr<const void>& optimizer);
 
 /// Installs both hooks, or takes over those of a reducer that is gone. They pass `index` to the reducer.

@@ -48,6 +48,9 @@ class GradientMark {
 /// Returns a hash of `bytes` bytes of memory, computed 8 bytes at a time from `seed`. For comparisons between ranks.
 std::uint64_t hash_of(const void* memory, std::size_t bytes, std::uint64_t seed = 0);
 
+/// True if reading all elements of the parameter's gradient costs next to nothing.
+inline bool is_cheap_to_read(const at::Tensor& parameter) { return parameter.numel() <= 4096 && parameter.is_cpu(); }
+
 /// True if a gradient, dense or sparse, has an element other than zero.
 bool any_nonzero(const at::Tensor& gradient);
 /// True if all elements of a gradient, dense or sparse, are finite.

@@ -1,0 +1,144 @@
+#include "gradients/model_exchanges.hpp"
+
+#include "comm/progress.hpp"
+#include "muster/error.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace muster::detail::gradients {
+
+ModelExchanges::ModelExchanges(const ModelParameters& parameters, Make make_dense, Make make_sparse)
+    : parameters_(parameters),
+      make_dense_(std::move(make_dense)),
+      make_sparse_(std::move(make_sparse)),
+      places_(parameters.size()) {
+  extend(unfrozen());
+}
+
+std::vector<std::size_t> ModelExchanges::unfrozen() const {
+  std::vector<std::size_t> found;
+  for (std::size_t i = 0; i < places_.size(); ++i)
+    if (!has(i) && parameters_[i].tensor.requires_grad()) found.push_back(i);
+  return found;
+}
+
+void ModelExchanges::extend(const std::vector<std::size_t>& unfrozen) {
+  if (dense_ && std::ranges::all_of(unfrozen, [&](std::size_t i) { return has(i); })) return;
+  end_early(/*valid=*/false);
+  for (const auto i : unfrozen) places_[i].index = 0;
+  std::vector<at::Tensor> dense, sparse;
+  for (std::size_t i = 0; i < places_.size(); ++i) {
+    if (!has(i)) continue;
+    auto& tensors = parameters_[i].sparse ? sparse : dense;
+    places_[i].index = tensors.size();
+    tensors.push_back(parameters_[i].tensor);
+  }
+  dense_ = make_dense_(dense);
+  if (!sparse.empty()) sparse_ = make_sparse_(sparse);
+}
+
+std::vector<at::Tensor> ModelExchanges::dense_parameters() const {
+  std::vector<at::Tensor> tensors;
+  for (std::size_t i = 0; i < places_.size(); ++i)
+    if (has_dense(i)) tensors.push_back(parameters_[i].tensor);
+  return tensors;
+}
+
+void ModelExchanges::begin(Arrival arrival, bool fused, bool weighted, Flags flags, double weight) {
+  dense_in_backward_ = !fused || weighted;
+  if (dense_in_backward_) {
+    end_early(/*valid=*/false);
+    // Another rank may have no weight and leave its gradients to the fused optimizer: both must send the same messages.
+    const auto left = arrival == Arrival::in_backward ? Arrival::left_in_backward : Arrival::left;
+    dense_->begin(fused && dense_->fusable()->averages_early() ? left : arrival, flags, weight);
+  }
+  if (sparse_) sparse_->begin(arrival, flags, weight);
+  for (auto& place : places_) place.added = false;
+}
+
+bool ModelExchanges::averages_in_backward(std::size_t parameter) const noexcept {
+  return has(parameter) && (parameters_[parameter].sparse || dense_in_backward_);
+}
+
+bool ModelExchanges::given_in_backward(std::size_t parameter) const noexcept {
+  return averages_in_backward(parameter) || (has_dense(parameter) && gives_early());
+}
+
+void ModelExchanges::add(std::size_t parameter, ParameterUse use, ParameterUse use_in_step) {
+  auto& place = places_[parameter];
+  place.added = true;
+  place.given = averages_in_backward(parameter) ? use : use_in_step;
+  of(parameter).add(place.index, parameters_[parameter].tensor.grad(), place.given);
+}
+
+void ModelExchanges::add_missing(ParameterUse use) {
+  for (std::size_t i = 0; i < places_.size(); ++i)
+    if (given_in_backward(i) && !places_[i].added) of(i).add(places_[i].index, {}, use);
+}
+
+void ModelExchanges::finish() {
+  // The dense exchange comes first: until then, its progress thread may use the process group.
+  if (dense_in_backward_) dense_->finish();
+  if (sparse_) sparse_->finish();
+}
+
+Flags ModelExchanges::flags() const {
+  return (dense_in_backward_ ? dense_->flags() : 0) | (sparse_ ? sparse_->flags() : 0);
+}
+
+double ModelExchanges::mean_weight() const {
+  return std::max(dense_->mean_weight(), sparse_ ? sparse_->mean_weight() : 0);
+}
+
+int ModelExchanges::user_count(std::size_t parameter) const {
+  const int users = of(parameter).user_count(places_[parameter].index);
+  if (users < 0)
+    throw Error(ExitCode::user_error, averaging,
+                "another rank has left this backward() by an exception and has continued training",
+                "Let the exception end the training function");
+  return users;
+}
+
+void ModelExchanges::begin_early(bool is_first) {
+  if (!is_first || has_early() || !dense_->fusable()->averages_early()) return;
+  dense_->begin(Arrival::left_in_backward, 0, 0);
+  early_ = Early::begun;
+}
+
+void ModelExchanges::spoil_early() noexcept {
+  if (early_ == Early::begun) early_ = Early::useless;
+}
+
+/// Ends what begin_early() has begun, if it has; true if the exchange goes on with it. `valid`: true if this rank's
+/// gradients are as they were given. Collective.
+bool ModelExchanges::end_early(bool valid, Flags flags, std::uint32_t word) {
+  if (!has_early()) return false;
+  comm::require_progress(averaging, "");  // a child of fork() must not wait for its parent's thread
+  return dense_->fusable()->go_on(std::exchange(early_, Early::no) == Early::begun && valid, flags, word);
+}
+
+void ModelExchanges::give_left(const std::function<ParameterUse(std::size_t)>& use_in_step, bool unchanged, Flags flags,
+                               std::uint32_t word) {
+  if (end_early(unchanged, flags, word)) return;
+  auto* const fusable = dense_->fusable();
+  do {
+    dense_->begin(Arrival::left, flags, 0);
+    if (fusable != nullptr) fusable->set_check_word(word);
+    for (std::size_t i = 0; i < places_.size(); ++i)
+      if (has_dense(i)) dense_->add(places_[i].index, parameters_[i].tensor.grad(), use_in_step(i));
+    // A rank that has not given gradients early must begin again with those that have, and found theirs stale.
+  } while (fusable != nullptr && fusable->averages_early() && !fusable->go_on(true, flags, word));
+}
+
+void ModelExchanges::abandon_left(Flags flags) {
+  // If there are sparse gradients, the other ranks have learned of it from their exchange, and begin no step.
+  if (dense_in_backward_ || sparse_) return;
+  end_early(/*valid=*/false);
+  dense_->begin(Arrival::left, flags, 0);
+  for (std::size_t i = 0; i < places_.size(); ++i)
+    if (has_dense(i)) dense_->add(places_[i].index, {}, ParameterUse::abandoned);
+  dense_->finish();
+}
+
+}  // namespace muster::detail::gradients
