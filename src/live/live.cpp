@@ -120,9 +120,9 @@ struct LiveState {
   }
   std::string doing() const { return "reading the live stream \"" + receiver.stream.name + "\""; }
 
-  /// Waits until `ready`, or the stream has failed, with the lock held. Calls `between` from time to time, without the
-  /// lock.
-  void wait(Lock& lock, const std::function<void()>& between, const auto& ready) {
+  /// Waits until `ready`, or the stream has failed, with the lock held. False if no sample has come in time. Calls
+  /// `between` from time to time, without the lock.
+  bool wait(Lock& lock, const std::function<void()>& between, const auto& ready) {
     using Clock = std::chrono::steady_clock;
     constexpr std::chrono::milliseconds slice{50};
     const auto begin = Clock::now();
@@ -130,24 +130,30 @@ struct LiveState {
     for (auto came = receiver.reservoir().fates().received; !receiver.has_failed() && !ready();) {
       receiver.changed.wait_for(lock, slice);
       if (std::exchange(came, receiver.reservoir().fates().received) != came) last_change = Clock::now();
-      if (Clock::now() - last_change > options.timeout)
-        throw Error(ExitCode::retry, doing(), str("no sample has come for ", options.timeout.count(), " s"),
-                    "Look whether the solvers still run, or raise LiveOptions::timeout");
+      if (Clock::now() - last_change > options.timeout) return false;
       lock.unlock();
       between();
       lock.lock();
     }
     wait_s += std::chrono::duration<double>(Clock::now() - begin).count();
+    return true;
+  }
+  /// Throws the Error after a wait: the stream's, or that no sample has come.
+  void check_wait(bool has_come) const {
+    receiver.check();
+    if (!has_come)
+      throw Error(ExitCode::retry, doing(), str("no sample has come for ", options.timeout.count(), " s"),
+                  "Look whether the solvers still run, or raise LiveOptions::timeout");
   }
 
   void wait_for_watermark(Lock& lock, const std::function<void()>& between) {
     receiver.resume();
     if (has_begun) return;
     const auto needed = (options.watermark + ranks.size() - 1) / ranks.size();
-    wait(lock, between, [&] {
+    const bool has_come = wait(lock, between, [&] {
       return receiver.reservoir().size() >= needed || receiver.reservoir().fates().used > 0 || receiver.all_ended();
     });
-    receiver.check();
+    check_wait(has_come);
     has_begun = true;
   }
 
@@ -167,10 +173,11 @@ struct LiveState {
     std::vector<Batch> parts;
     for (std::int64_t rows = 0; rows < count;) {
       const auto fresh = std::min({fresh_share, count - rows, reservoir.drawable_capacity()});
-      wait(lock, between,
-           [&] { return receiver.all_ended() || (reservoir.size() > 0 && reservoir.waiting() >= fresh); });
-      if (rows == 0) receiver.check();
-      if (receiver.has_failed()) break;  // what was drawn is used, and the next draw throws
+      const bool has_come = wait(lock, between, [&] {
+        return receiver.all_ended() || (reservoir.size() > 0 && reservoir.waiting() >= fresh);
+      });
+      if (rows == 0) check_wait(has_come);
+      if (!has_come || receiver.has_failed()) break;  // what was drawn is used, and the next draw throws
       const bool has_ended = receiver.all_ended();
       auto now = count - rows;
       if (reservoir.uses_once()) now = std::min(now, reservoir.waiting());
