@@ -186,10 +186,12 @@ class LiveSender {
   std::int64_t weights(std::vector<char>& weights, std::int64_t version = 0) {
     std::int64_t newest = 0, bytes = 0;
     check(muster_live_weights(live_, &newest, nullptr, &bytes));
-    while (newest != version) {
-      weights.resize(static_cast<std::size_t>(bytes));
-      check(muster_live_weights(live_, &newest, weights.data(), &bytes));
-      if (bytes == static_cast<std::int64_t>(weights.size())) break;
+    while (newest != 0 && newest != version) {
+      std::vector<char> came(static_cast<std::size_t>(bytes));
+      check(muster_live_weights(live_, &newest, came.data(), &bytes));
+      if (newest == 0 || bytes != static_cast<std::int64_t>(came.size())) continue; /* gone, or there are newer ones */
+      weights.swap(came);
+      break;
     }
     return newest;
   }

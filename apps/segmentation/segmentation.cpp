@@ -92,7 +92,7 @@ class UNet : public nn::Module {
 torch::Tensor normalize(const torch::Tensor& images) { return images.to(torch::kFloat).div_(255).unsqueeze_(1); }
 
 void train(muster::Session& session, const muster::Config& config) {
-  // 1. The model.
+  // 1. The model and its optimizer, the state, the data.
   auto net = session.prepare_model(std::make_shared<UNet>(config.at("width").get<std::int64_t>()));
   auto optimizer = session.prepare_optimizer(torch::optim::Adam(net->parameters(), config.at("lr").get<double>()));
   muster::Mean loss;

@@ -409,7 +409,9 @@ void Reducer::abandon_round() {
 
 /// Finishes all abandoned rounds. Collective if there are any.
 void Reducer::finish_abandoned() {
-  for (const auto& round : std::exchange(rounds_.abandoned, {})) {
+  while (!rounds_.abandoned.empty()) {
+    const auto round = rounds_.abandoned.front();
+    rounds_.abandoned.erase(rounds_.abandoned.begin());
     if (!round.begun) {
       exchanges_.extend(round.unfrozen);
       begin_exchanges(Arrival::at_once, /*takes_part=*/false);

@@ -283,6 +283,10 @@ std::vector<std::uint32_t> SharedExchange::order_on_first() const {
 /// Sets the order of buckets to that of the first rank in the first complete backward().
 void SharedExchange::fix_order() {
   if (order_fixed_) return;
+  // Ranks that have left their gradients to an optimizer do not come here. All ranks of the node read the same notes.
+  if (!nodes_ && has_both(flags(), gradients_weighted, gradients_unweighted)) return;
+  for (std::size_t i = 0; !nodes_ && i < gradients_.size(); ++i)
+    if (user_count(i) < 0) return;
   auto order = communicator_.topology().node_rank == 0 ? order_on_first() : std::vector<std::uint32_t>();
   if (nodes_) {
     constexpr auto none = ~std::uint32_t{0};

@@ -25,11 +25,11 @@ herr_t read_chunk(hid_t dataset, const hsize_t* offset, std::uint32_t* mask, voi
 }
 
 /// While it lives, the file's driver (read_driver.hpp) only notes reads of values in `reads` and reads nothing.
-class Noting {
+class NotedReads {
  public:
-  explicit Noting(OpenForReading& file) : file_(file) { file_.noted = &reads; }
-  Noting(const Noting&) = delete;
-  ~Noting() { file_.noted = nullptr; }
+  explicit NotedReads(OpenForReading& file) : file_(file) { file_.noted = &reads; }
+  NotedReads(const NotedReads&) = delete;
+  ~NotedReads() { file_.noted = nullptr; }
 
   RawReads reads;
 
@@ -90,10 +90,10 @@ void ChunkIndex::check_that_reads_are_noted() {
   if (bytes == 0 || bytes > file_->bytes) return;
   std::vector<std::byte> memory(bytes, untouched);
   std::uint32_t mask = 0;
-  const Noting noting(*file_);
+  const NotedReads noted(*file_);
   const bool found = read_chunk(dataset_, first.data(), &mask, memory.data()) >= 0;
   if (!found) last_error();
-  if (found && (noting.reads.count != 1 || noting.reads.bytes != bytes ||
+  if (found && (noted.reads.count != 1 || noted.reads.bytes != bytes ||
                 std::ranges::any_of(memory, [](auto byte) { return byte != untouched; })))
     file_ = nullptr;
 }
@@ -103,7 +103,7 @@ StoredChunk ChunkIndex::locate(std::int64_t number, void* unused) const {
   std::vector<hsize_t> offset(at.size());
   for (std::size_t i = 0; i < at.size(); ++i) offset[i] = static_cast<hsize_t>(at[i] * chunk_[i]);
   StoredChunk chunk{.is_stored = true};
-  const Noting noting(*file_);
+  const NotedReads noted(*file_);
   if (read_chunk(dataset_, offset.data(), &chunk.filter_mask, unused) < 0) {
     // Perhaps the chunk was never written. HDF5 says so in one of two ways.
     const auto reason = last_reason();
@@ -113,9 +113,9 @@ StoredChunk ChunkIndex::locate(std::int64_t number, void* unused) const {
     last_error();
     refuse(number, reason);
   }
-  if (noting.reads.count != 1) refuse(number, {.text = "HDF5 did not read it in one piece", .code = ExitCode::data});
-  chunk.offset = noting.reads.offset;
-  chunk.bytes = noting.reads.bytes;
+  if (noted.reads.count != 1) refuse(number, {.text = "HDF5 did not read it in one piece", .code = ExitCode::data});
+  chunk.offset = noted.reads.offset;
+  chunk.bytes = noted.reads.bytes;
   if (plain_edges_ && is_at_edge(number)) chunk.filter_mask = std::numeric_limits<std::uint32_t>::max();
   // HDF5 itself compares sums, which may overflow 64 bits.
   if (chunk.bytes > file_->bytes || chunk.offset > file_->bytes - chunk.bytes)

@@ -24,8 +24,7 @@ struct StoredChunk {
 };
 
 /// The place of a chunk in a grid of so many chunks along each dimension.
-MUSTER_INTERNAL_API std::vector<std::int64_t> chunk_coordinates(std::int64_t number,
-                                                                const std::vector<std::int64_t>& grid);
+std::vector<std::int64_t> chunk_coordinates(std::int64_t number, const std::vector<std::int64_t>& grid);
 
 class MUSTER_INTERNAL_API ChunkIndex {
  public:

@@ -38,11 +38,12 @@ std::span<std::byte> Buffer::take(std::size_t bytes) {
     constexpr std::size_t min_bytes_in_pages = 128 << 10;  // smaller memory comes from new
     *this = {};
     // Encoded chunks differ little in size, and pages that are not used take no memory.
-    capacity_ = std::max(bytes, bytes / 2 * 3);
+    const auto capacity = std::max(bytes, bytes / 2 * 3);
     if (bytes >= min_bytes_in_pages)
-      pages_ = Pages::large(capacity_);
+      pages_ = Pages::large(capacity);
     else
-      memory_ = std::make_unique_for_overwrite<std::byte[]>(capacity_);
+      memory_ = std::make_unique_for_overwrite<std::byte[]>(capacity);
+    capacity_ = capacity;
   }
   return {pages_.data() != nullptr ? pages_.data() : memory_.get(), bytes};
 }

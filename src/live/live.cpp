@@ -434,6 +434,8 @@ class SavedLive final : public detail::state::Stateful {
     state_->ranks.all_reduce(std::span(all_next), ReduceOp::max);
     const Lock lock(receiver.mutex);
     auto& reservoir = receiver.reservoir();
+    // What this attempt had received after the checkpoint is thrown away.
+    const auto discarded = is_same ? std::max<std::int64_t>(0, reservoir.fates().received - ledger[2]) : 0;
     reservoir.clear();
     Fates fates{.received = ledger[2],
                 .used = ledger[3],
@@ -441,6 +443,7 @@ class SavedLive final : public detail::state::Stateful {
                 .dropped = ledger[5],
                 .lost = ledger[6],
                 .draws = ledger[7]};
+    fates.received += discarded, fates.lost += discarded;
     if (state_->rank() == 0) fates.received += lost, fates.lost += lost;
     const auto table = saved.tensors.at("samples").contiguous();
     const auto* const rows = table.const_data_ptr<std::int64_t>();
@@ -560,6 +563,7 @@ Live::Live(const Launch& launch, const std::string& name, const LiveOptions& opt
                   "a solver may be on another node, and MPI was not initialised for several threads",
                   "Ask for MPI_THREAD_MULTIPLE in MPI_Init_thread, or start all ranks on one node");
   });
+  const bool any_has_other_nodes = ranks.all_reduce(std::int64_t{has_other_nodes}, ReduceOp::max) > 0;
   detail::comm::run_on_all(ranks, [&] {
     state_ = std::make_shared<LiveState>(
         ranks,
@@ -569,6 +573,7 @@ Live::Live(const Launch& launch, const std::string& name, const LiveOptions& opt
                              .ranks = ranks.size(),
                              .tag = static_cast<int>(1 + 2 * (number % detail::live::most_streams)),
                              .has_other_nodes = has_other_nodes,
+                             .any_has_other_nodes = any_has_other_nodes,
                              .options = own_options,
                              .seed = detail::scrambled(options.seed.value_or(launch.flags().seed) +
                                                        static_cast<std::uint64_t>(ranks.rank()))},

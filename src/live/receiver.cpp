@@ -688,7 +688,7 @@ void Receiver::make_memory(const live_layout& layout) {
   const auto share = [&](std::int64_t count) { return (count + stream.ranks - 1) / stream.ranks; };
   const auto validation = options.validation_every > 0 ? share(options.validation_samples) : 0;
   // Samples that are received before they are needed count, too.
-  const std::int64_t ahead = stream.has_other_nodes ? LIVE_AHEAD * options.solvers : 0;
+  const std::int64_t ahead = stream.any_has_other_nodes ? LIVE_AHEAD * options.solvers : 0;
   auto capacity = options.bytes / sample_bytes;
   const auto needed = ahead + validation + std::max<std::int64_t>(share(options.watermark), 1);
   if (capacity < needed) {

@@ -52,8 +52,9 @@ struct LiveColumn {
 struct Stream {
   std::string token, name;
   int rank = 0, ranks = 1;
-  int tag = 1;                   ///< of its channels
-  bool has_other_nodes = false;  ///< true if ranks of the job that do not train are on other nodes
+  int tag = 1;                       ///< of its channels
+  bool has_other_nodes = false;      ///< true if ranks of the job that do not train are on other nodes
+  bool any_has_other_nodes = false;  ///< the same of any rank of the trainer, so that all have room for as many samples
   LiveOptions options = {};
   std::uint64_t seed = 0;
 };

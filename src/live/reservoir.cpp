@@ -130,7 +130,8 @@ void Reservoir::clear() {
 }
 
 std::optional<std::int64_t> Reservoir::restore(const Sample& sample) {
-  if (sample.is_held_out ? held_out() >= options_.validation : !has_room() || (uses_once() && sample.uses > 0))
+  if (sample.is_held_out ? held_out() + validation_filling_ >= options_.validation
+                         : !has_room() || (uses_once() && sample.uses > 0))
     return std::nullopt;
   const auto slot = take_free_slot();
   samples_[static_cast<std::size_t>(slot)] = sample;

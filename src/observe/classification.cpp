@@ -88,7 +88,7 @@ class MetricInput {
     const auto flat = [&](const at::Tensor& tensor) {
       return tensor.detach().narrow(0, 0, sample_count).to(prediction.device()).reshape({-1});
     };
-    // torch supports few operations on unsigned and 8-bit numbers.
+    // torch supports few operations on float8 and on uint16 to uint64.
     const auto computable = at::isIntegralType(type, /*includeBool=*/true) ? at::kLong
                             : c10::isFloat8Type(type)                      ? at::kFloat
                                                                            : type;

@@ -44,7 +44,7 @@ class Saver {
   /// Returns the present position of training, for a checkpoint. `of_report`: true at a report, false between two
   /// reports.
   state::TrainingPosition training_position(bool of_report) const;
-  /// Adds the entries of the Checkpoints that ranks have given. Collective.
+  /// Adds the files and entries of the Checkpoints that ranks have given. Collective.
   void merge_given(checkpoint::CheckpointContents& contents, const std::optional<Checkpoint>& given) const;
 
   SessionState& session_;

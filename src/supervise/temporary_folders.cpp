@@ -56,7 +56,8 @@ void remove_leftovers(const fs::path& parent) {
   }
 }
 
-/// Makes a new folder in `parent` and locks it. Throws an Error (ExitCode::retry) if that is impossible.
+/// Removes leftovers, makes a new folder in `parent` and locks it. Throws an Error (ExitCode::retry) if the folder
+/// cannot be made or opened.
 fs::path make_folder(const fs::path& parent, int& lock) {
   remove_leftovers(parent);
   for (;;) {
@@ -65,8 +66,11 @@ fs::path make_folder(const fs::path& parent, int& lock) {
       throw Error(ExitCode::retry, "making a folder in " + parent.string(), std::strerror(errno),
                   "Make room there; TMPDIR names another place than /tmp");
     lock = open_folder(name);
+    if (lock < 0 && fs::exists(name))
+      throw Error(ExitCode::retry, "making a folder in " + parent.string(), std::strerror(errno),
+                  "Allow this process more open files (ulimit -n)");
     if (lock >= 0 && ::flock(lock, LOCK_EX | LOCK_NB) == 0 && fs::exists(name)) return name;
-    ::close(lock);  // another muster run has removed it as a leftover before it was locked
+    if (lock >= 0) ::close(lock);  // another muster run has removed it as a leftover before it was locked
   }
 }
 

@@ -36,7 +36,7 @@ Lanes::Lanes(const Blocks& blocks, std::uint64_t key)
       last_rows_(size_ - std::max<std::int64_t>(0, blocks_ - 1) * block_rows_),
       last_slot_(blocks_ == 0 ? 0 : static_cast<std::int64_t>(mix(key, 0) % static_cast<std::uint64_t>(blocks_))),
       key_(key),
-      order_(std::max<std::int64_t>(1, blocks_ - 1), mix(key, 1)) {
+      block_order_(std::max<std::int64_t>(1, blocks_ - 1), mix(key, 1)) {
   std::int64_t whole = 0, rest = 0, row = 0;
   for (const auto rows : blocks.files) {
     first_row_.push_back(row);
@@ -97,7 +97,7 @@ Lanes::Place Lanes::place_of(int lane, std::int64_t index) const noexcept {
 }
 
 std::int64_t Lanes::block_at(std::int64_t slot) const noexcept {
-  return slot == last_slot_ ? blocks_ - 1 : order_(slot < last_slot_ ? slot : slot - 1);
+  return slot == last_slot_ ? blocks_ - 1 : block_order_(slot < last_slot_ ? slot : slot - 1);
 }
 
 std::int64_t Lanes::row(int lane, std::int64_t index) const noexcept {

@@ -59,7 +59,7 @@ class Lanes {
   std::int64_t last_rows_;  ///< rows of the last block, which may be short
   std::int64_t last_slot_;  ///< the place of the last block among the shuffled blocks
   std::uint64_t key_;
-  Permutation order_;  ///< of all blocks but the last one
+  Permutation block_order_;  ///< of all blocks but the last one
   std::vector<std::int64_t> lengths_;
   // Inside this class the rows are numbered anew: first the rows in whole blocks, of all files, then the rows in short
   // blocks at the ends of files, of which new blocks are made. For each file:

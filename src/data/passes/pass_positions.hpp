@@ -144,7 +144,7 @@ class PassPosition {
     std::int64_t first_step = 0;    ///< the run's step number when the pass began
     PassOrder order = {};           ///< as it was when the pass began
     std::int64_t global_batch = 0;  ///< samples of a step
-    int workers = 0;                ///< a step takes `workers` times batch_size; 0 if not known
+    int workers = 0;  ///< without global_batch_size, a step takes so many times batch_size; 0: none yet, or not known
     // How the pass is nested in other passes.
     std::vector<step::BatchOfPass> others = {};  ///< the batches of other passes in hand when this pass began
     bool late = false;                           ///< one of `others` was not the first batch of its pass

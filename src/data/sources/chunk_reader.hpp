@@ -59,7 +59,7 @@ struct WantedChunk {
 
 /// What to do with the chunks of a read; `i` is the place of the chunk among the wanted ones. Several threads may use
 /// it at once.
-class MUSTER_INTERNAL_API ChunkUse {
+class ChunkUse {
  public:
   /// A piece of a chunk: where it begins, where it goes to, and its bytes.
   using Piece = std::function<void(std::size_t in_chunk, std::byte* into, std::size_t bytes)>;

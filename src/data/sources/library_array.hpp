@@ -20,8 +20,8 @@ class LibraryArray {
 
   /// Lets whole() read all values once and keep them; does nothing for an array without values.
   void keep_in_memory() noexcept;
-  /// Closes the dataset until keep_chunks(). For two fields of one dataset call it for both first: as long as one has
-  /// the dataset open, HDF5 does not change how many chunks it keeps.
+  /// Closes the dataset until keep_chunks(). If two arrays are fields of one dataset, close both before: while one has
+  /// it open, HDF5 does not change how many chunks it keeps.
   void close();
   /// Has HDF5 keep decoded chunks, up to so many bytes, with `slots` entries in its table. `file`: any object of the
   /// array's file.

@@ -19,8 +19,8 @@ module muster_live
   implicit none
   private
   public :: muster_live_options, muster_live_counts, muster_live_world, muster_live_open, muster_live_parameter, &
-    muster_live_field, muster_live_halo, muster_live_send, muster_live_progress, muster_live_next, muster_live_text, &
-    muster_live_close, c_int64_t, c_loc, c_ptr
+    muster_live_field, muster_live_halo, muster_live_send, muster_live_progress, muster_live_weights, &
+    muster_live_next, muster_live_text, muster_live_close, c_int64_t, c_loc, c_null_ptr, c_ptr
 
   ! What a call returns; the types of values; the rules of a full queue.
   integer, parameter, public :: MUSTER_LIVE_OK = 0, MUSTER_LIVE_DROPPED = 1, MUSTER_LIVE_STOP = 2, &
@@ -54,6 +54,13 @@ module muster_live
       type(c_ptr), value :: live
       integer(c_int64_t), value :: number
       type(c_ptr), intent(in) :: values(*)
+    end function
+    !> `buffer`: c_loc of an array of `bytes` bytes; c_null_ptr with 0 bytes only asks.
+    integer(c_int) function muster_live_weights(live, version, buffer, bytes) bind(c)
+      import
+      type(c_ptr), value :: live, buffer
+      integer(c_int64_t), intent(out) :: version
+      integer(c_int64_t), intent(inout) :: bytes
     end function
     integer(c_int) function muster_live_progress(live) bind(c)
       import

@@ -46,6 +46,7 @@ struct muster_live {
   /* Of rank 0: */
   void *weights, *coming;    /* the newest that it has, and those that are on their way from another node */
   live_weights has, to_come; /* which they are */
+  int64_t held;              /* the version that it had when it last asked for weights */
   MPI_Request receives;
   int64_t seq, last_number, sent, dropped;
   double wait_s;
@@ -746,6 +747,10 @@ static int has_read_weights(muster_live* live) {
   poll(&ready, 1, 1);
   const ssize_t got = recvmsg(live->trainer[0].socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
   if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) live->ring->told.gone = 1;
+  if (got == (ssize_t)sizeof coming && (message.msg_flags & MSG_CTRUNC)) {
+    fail(live, "weights cannot be taken: this process is out of file descriptors. Raise its limit (ulimit -n)");
+    return 1;
+  }
   const struct cmsghdr* const part = got == (ssize_t)sizeof coming ? CMSG_FIRSTHDR(&message) : NULL;
   if (part == NULL || part->cmsg_type != SCM_RIGHTS) return live->ring->told.gone;
   int file = -1;
@@ -769,12 +774,13 @@ static int has_read_weights(muster_live* live) {
 static int weights_have_come(muster_live* live) {
   if (live->text[0] != '\0' || live->ring->told.gone) return 1;
   if (!live->trainer[0].is_remote) return has_read_weights(live);
-  return live->has.version >= live->ring->told.weights_version;
+  return live->has.version > live->held; /* a newer version may have been offered meanwhile */
 }
 
 /* Gets the newest weights to rank 0. Returns a code. */
 static int fetch_weights(muster_live* live) {
   pump(live);
+  live->held = live->has.version;
   if (__atomic_load_n(&live->ring->told.weights_version, __ATOMIC_SEQ_CST) > live->has.version) {
     const char wanted = LIVE_WANTED;
     live_trainer* const trainer = &live->trainer[0];
