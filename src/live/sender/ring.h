@@ -21,6 +21,10 @@
 
 #include "muster_live.h"
 
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 enum { LIVE_PROTOCOL = 2, LIVE_TEXT = 512, LIVE_TIMEOUT_S = 300 };
 
 /* How many samples a rank of the trainer receives from a solver on other nodes before it needs them. */
@@ -130,6 +134,23 @@ static inline int64_t live_volume(int dims, const int64_t* extents) {
   return volume;
 }
 
+/* Copies past the processor's caches if there are many bytes: another core reads them next, or they are read much
+ * later. Then the copy is twice as fast. */
+static inline void live_copy(char* to, const char* from, size_t bytes) {
+#if defined(__SSE2__)
+  enum { many = 1 << 19, line = 64, unit = sizeof(__m128i) };
+  if (bytes >= many) {
+    const size_t head = (line - (uintptr_t)to % line) % line;
+    memcpy(to, from, head);
+    for (to += head, from += head, bytes -= head; bytes >= line; to += line, from += line, bytes -= line)
+      for (int i = 0; i < line; i += unit)
+        _mm_stream_si128((__m128i*)(to + i), _mm_loadu_si128((const __m128i*)(from + i)));
+    _mm_sfence();
+  }
+#endif
+  memcpy(to, from, bytes);
+}
+
 /* Copies a box of the extents `box` between two arrays in C order, whose extents are `from_extents` and `to_extents`.
  * `from` and `to` point to the box's first value. `bytes`: of a value. */
 static inline void live_copy_box(int dims, int64_t bytes, const int64_t* box, const char* from,
@@ -138,7 +159,7 @@ static inline void live_copy_box(int dims, int64_t bytes, const int64_t* box, co
   while (dims > 1 && box[dims - 1] == from_extents[dims - 1] && box[dims - 1] == to_extents[dims - 1])
     bytes *= box[--dims];
   if (dims == 1) {
-    memcpy(to, from, (size_t)(box[0] * bytes));
+    live_copy(to, from, (size_t)(box[0] * bytes));
     return;
   }
   const int64_t from_step = live_volume(dims - 1, from_extents + 1) * bytes;
