@@ -199,8 +199,9 @@ void inspect(const std::string& path, bool json, bool measures) {
     throw Error(
         ExitCode::data, "inspecting " + path, "it is a sweep",
         "`muster ls " + shell_word(path) + "` lists its trials, `muster report " + shell_word(path) + "` shows it");
-  throw Error(ExitCode::data, "inspecting " + path, "the folder is neither a run nor a checkpoint",
-              "A run has params.json or result.json, a checkpoint manifest.json");
+  throw Error(
+      ExitCode::data, "inspecting " + path, "the folder is neither a run, a checkpoint nor a Zarr store",
+      "A run has params.json or result.json, a checkpoint manifest.json, a store zarr.json, .zgroup or .zarray");
 }
 
 }  // namespace

@@ -100,9 +100,10 @@ struct LiveLedger {
   bool operator==(const LiveLedger&) const = default;
 };
 
-/// Initialises MPI unless the program has, and finds the ranks that the launcher has started with this program. The
-/// destructor finalises MPI if the constructor has initialised it. Make it in main, before the Launch. Collective over
-/// MPI_COMM_WORLD: ranks of other programs call muster_live_world() or muster_live_open().
+/// Initialises MPI unless the program has, and finds the ranks that the launcher has started with this program. If the
+/// constructor has initialised MPI, it has malloc keep the memory of large tensors, as a Launch of all ranks does, and
+/// the destructor finalises MPI. Make it in main, before the Launch. Collective over MPI_COMM_WORLD: ranks of other
+/// programs call muster_live_world() or muster_live_open().
 class MUSTER_API LiveWorld {
  public:
   LiveWorld();

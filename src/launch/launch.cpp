@@ -14,17 +14,15 @@
 #include "launch/flags.hpp"
 #include "launch/job_end.hpp"
 #include "launch/launcher.hpp"
+#include "launch/malloc.hpp"
 #include "launch/part.hpp"
 #include "launch/stop_signal.hpp"
 #include "launch/supervised.hpp"
 
-#include <malloc.h>
 #include <signal.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <cstdlib>
 #include <string>
 #include <thread>
@@ -32,22 +30,6 @@
 
 namespace muster {
 namespace {
-
-/// Makes malloc keep the memory of large tensors in the heap; otherwise the kernel would map and clear it anew in every
-/// step. Asks for huge pages for the first GiB of the heap, which takes memory only when it is used.
-void prepare_malloc() {
-#ifdef __GLIBC__
-  ::mallopt(M_MMAP_MAX, 0);
-  ::mallopt(M_TRIM_THRESHOLD, 2'000'000'000);
-  ::mallopt(M_TOP_PAD, 64 << 20);
-  constexpr std::size_t bytes = std::size_t{1} << 30, huge_page = std::size_t{2} << 20;
-  if (void* const memory = std::malloc(bytes)) {
-    const auto begin = (reinterpret_cast<std::uintptr_t>(memory) + huge_page - 1) / huge_page * huge_page;
-    ::madvise(reinterpret_cast<void*>(begin), bytes - huge_page, MADV_HUGEPAGE);
-    std::free(memory);
-  }
-#endif
-}
 
 void refuse_separate_worlds(const std::optional<detail::launch::SeparateWorlds>& worlds) {
   if (!worlds) return;
@@ -130,7 +112,7 @@ void Launch::State::end_launch() noexcept {
 Launch::Launch(int argc, char** argv, const std::string& version)
     : state_(std::make_unique<State>(std::make_shared<detail::launch::Flags>(argc, argv, version))) {
   detail::ensure_home();
-  prepare_malloc();
+  detail::launch::prepare_malloc();
   detail::launch::stop_signal::install_handlers(/*terminate=*/detail::launch::started_by_srun(::getenv));
   // Ignore SIGXFSZ, so that a limit on the size of files makes a write fail, as a full disk does, and does not end the
   // rank. A handler of the program's own stays.

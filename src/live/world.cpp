@@ -1,4 +1,5 @@
 #include "comm/mpi_scope.hpp"
+#include "launch/malloc.hpp"
 #include "muster/error.hpp"
 #include "muster/live.hpp"
 #include "muster/mpi.hpp"
@@ -16,6 +17,7 @@ struct LiveWorld::State {
 
 LiveWorld::LiveWorld() : state_(std::make_unique<State>()) {
   state_->owns_mpi = detail::comm::initialise_mpi();
+  if (state_->owns_mpi) detail::launch::prepare_malloc();  // else the program's own part may compute here
   if (muster_live_world(&state_->part) != MUSTER_LIVE_OK)
     throw Error(ExitCode::retry, "finding the programs of the job", "not all ranks of MPI_COMM_WORLD have come in time",
                 "Every program of the job calls muster_live_world() or muster_live_open(), or makes a LiveWorld");

@@ -3,6 +3,7 @@
 //   mpirun -n 2 live_speed send             time in a send with room in the queue, over memcpy into touched memory
 //   mpirun -n 2 live_speed stopped          a solver that drops samples beside a stopped trainer, over one without
 //   muster mpirun -n 2 live_speed delivered        bytes/s of a stream, over MPI_Isend and MPI_Irecv; on two hosts
+//   mpirun -n 2 live_speed stream M N       seconds for a sample of M MB from the solver to the trainer, of N samples
 //   mpirun -n 2 live_speed memory S T       growth of resident memory with these rules of solver (0 to 2) and trainer
 //   (0 to 3) mpirun -n 2 live_speed trainer          samples/s of a training that draws from a stream, over one from
 //   memory mpirun -n 18 live_speed files           16 solvers and 2 trainer ranks: a stream, over HDF5 files that are
@@ -261,6 +262,23 @@ void train_delivered(const Side& side) {
   ratio.print("bytes/s of a stream over MPI_Isend/Irecv", "at least 0.9");
 }
 
+// --- stream --------------------------------------------------------------------------------------------------------
+
+void solve_stream(std::int64_t megabytes, int count) {
+  const std::vector<char> block(static_cast<std::size_t>(megabytes << 20), 1);
+  auto live = open_stream("stream", megabytes << 20, (4 * megabytes + 1) << 20);
+  for (int i = 0; i < count; ++i) live.send(i, {block.data()});
+}
+
+void train_stream(const Side& side, std::int64_t megabytes, int count) {
+  const Live live(*side.launch, "stream", {.rule = LiveRule::fifo, .bytes = 8 * megabytes << 20});
+  double begin = 0;
+  draw_all(live, [&](std::int64_t drawn) {
+    if (drawn == count / 2) begin = now();
+  });
+  std::printf("%.6f s for a sample\n", (now() - begin) / (count - count / 2));
+}
+
 // --- memory --------------------------------------------------------------------------------------------------------
 
 /// A line of /proc/self/status, in bytes.
@@ -468,6 +486,8 @@ int main(int argc, char** argv) {
       solve_stopped();
     else if (what == "delivered")
       solve_delivered();
+    else if (what == "stream")
+      solve_stream(number(2), number(3));
     else if (what == "memory")
       solve_memory(number(2));
     else if (what == "trainer")
@@ -486,6 +506,8 @@ int main(int argc, char** argv) {
         train_stopped(side);
       else if (what == "delivered")
         train_delivered(side);
+      else if (what == "stream")
+        train_stream(side, number(2), number(3));
       else if (what == "memory")
         train_memory(side, number(3));
       else if (what == "trainer")
