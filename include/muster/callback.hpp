@@ -93,8 +93,8 @@ class MUSTER_API Callback {
   /// Training has ended, and no worker has had an error.
   virtual void on_end() {}
 
-  /// Metrics added to each report, averaged over the workers like all metrics. If the training function gives one of
-  /// the same name, its value is used.
+  /// Metrics added to each report, combined over the workers like all metrics. If the training function gives one of
+  /// the same name, that one is used.
   virtual Metrics metrics() { return {}; }
 
   /// Called after each report, and when training continues from a checkpoint. True on one worker ends training on all

@@ -467,11 +467,11 @@ struct BatchOptions {
   /// chunk is decoded once in a pass. There are 64 lanes, or fewer if cache_bytes does not hold 128 chunks. The chunks
   /// are put in random order and dealt out to the lanes. A lane gives the rows of one chunk in random order and then
   /// those of its next chunk, and the pass takes one row from each lane in turn. So consecutive samples come from
-  /// different chunks, and a worker reads only the chunks of its lanes. Some lanes belong to two workers, both of which
-  /// decode their chunks, unless the number of lanes is a multiple of the number of workers, and the step's samples are
-  /// a multiple or a divisor of it. Where HDF5 decodes (see cache_bytes), a dataset of many files may decode some
-  /// chunks more often, as each file gets an equal part of cache_bytes. The order does not depend on the number of
-  /// workers, and a run resumes in it at any number of workers.
+  /// different chunks. If the number of lanes is a multiple of the number of workers, and the step's samples are a
+  /// multiple or a divisor of the number of lanes, each lane belongs to one worker, which alone decodes its chunks.
+  /// Otherwise several workers decode the chunks of some lanes. Where HDF5 decodes (see cache_bytes), a dataset of many
+  /// files may decode some chunks more often, as each file gets an equal part of cache_bytes. The order does not depend
+  /// on the number of workers, and a run resumes in it at any number of workers.
   bool shuffle = false;
   /// Leaves out the last step of a pass if it is not full. In a stream, each worker leaves out its last batch if that
   /// is not full.

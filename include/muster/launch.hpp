@@ -60,8 +60,8 @@ enum class Resume { automatic, never, must, path };
 /// The flags that every program has, with their resolved values: the flag, otherwise the environment variable
 /// (MUSTER_NAME for --name, …), otherwise empty or the default, so that the program's own setting applies.
 ///
-/// They are the same on all ranks. A value that a rank was not given, by flag or environment, is taken from rank 0; a
-/// value that differs from rank 0's is an error (ExitCode::usage), except for --threads and --log-level. The same holds
+/// They are the same on all ranks, except for --threads and --log-level: a value that a rank was not given, by flag or
+/// environment, is taken from rank 0; a value that differs from rank 0's is an error (ExitCode::usage). The same holds
 /// for the program's own options that have a variable called MUSTER_…; its other options may differ.
 struct LaunchFlags {
   std::optional<std::filesystem::path> storage;

@@ -20,7 +20,7 @@ namespace muster::detail::zarr {
 namespace {
 
 constexpr std::uint64_t missing = std::numeric_limits<std::uint64_t>::max();
-constexpr std::size_t most_index_bytes = 64 << 20;  ///< that an array keeps
+constexpr std::size_t most_index_bytes = 64 << 20;  ///< of indexes of shards that an array keeps
 constexpr std::size_t most_requested = 64;          ///< chunks whose files stay open until they are read
 
 std::uint32_t checksum_of(const void* bytes, std::size_t size, std::uint32_t before) {

@@ -22,7 +22,7 @@ struct Benchmark {
   std::vector<std::string> cases = {};
   /// The most time that a case may take, with its peers, unless a number of rounds is given.
   std::chrono::seconds time{60};
-  /// Throws an Error for a file that cannot be measured. Set for a benchmark that reads a file, on one rank.
+  /// Throws an Error for a file that cannot be measured. Set if the benchmark reads a file; it then runs on one rank.
   std::function<void(const std::string&)> check_file = {};
   /// Measures a case inside this program. Called on every rank; returns the same row on each. Empty if no case is
   /// measured in this way.

@@ -68,7 +68,7 @@ class MUSTER_INTERNAL_API Prefetch {
   std::optional<ReadBatch> take();
   void wait_for_batch(Lock& lock);
   void leave();
-  void leave_slow_reader();
+  void end_slow_reader();
 
   const Produce produce_;
   const std::size_t ahead_;

@@ -44,7 +44,7 @@ Prefetch::Prefetch(Produce produce, int ahead, int threads, std::optional<SlowRe
 Prefetch::~Prefetch() {
   if (slow_) slow_->stop.request_stop();
   leave();
-  if (ahead_ > 0 && slow_ && slow_->communicator) leave_slow_reader();
+  if (ahead_ > 0 && slow_ && slow_->communicator) end_slow_reader();
 }
 
 void Prefetch::leave() {
@@ -57,7 +57,7 @@ void Prefetch::leave() {
 
 /// Waits until the thread that reads has ended. It cannot be left running, since it may use objects that the program
 /// destroys next. If it has not ended after the launch's timeout, ends the job.
-void Prefetch::leave_slow_reader() {
+void Prefetch::end_slow_reader() {
   const auto timeout = comm::timeout(*slow_->communicator);
   Lock lock(mutex_);
   const auto ended = [this] { return ended_; };

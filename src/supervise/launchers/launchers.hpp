@@ -115,8 +115,8 @@ struct FoundLauncher {
   std::string mpi = {};  ///< see Start::mpi
 };
 
-/// Without --hosts, returns flux run in a Flux instance, and srun in a Slurm job on several nodes, or with Cray MPICH;
-/// otherwise the mpirun or mpiexec that belongs to the MPI library. `mpi`: see Start::mpi.
+/// Without --hosts, returns flux run in a Flux instance, but not inside a task of it; srun in a Slurm job that has
+/// several nodes or Cray MPICH; otherwise the mpirun or mpiexec that belongs to the MPI library. `mpi`: see Start::mpi.
 const Launcher& launcher_for(const SuperviseOptions& options, const Environment& environment, const std::string& mpi);
 /// Finds the launcher for a job with these options. Throws an Error (ExitCode::missing_package) if there is none.
 FoundLauncher find_launcher(const SuperviseOptions& options);
