@@ -83,8 +83,7 @@ void BetweenNodes::note(std::size_t index, ParameterUse use) {
 }
 
 node::Slice BetweenNodes::share_of(const node::BucketReduction::Chunk& chunk) const {
-  const auto& leaders = comm::leaders_of(communicator_);
-  return leaders.share(chunk.count, reduction_.buckets()[chunk.bucket].type, leaders.node);
+  return comm::leaders_of(communicator_).own_share(chunk.count, reduction_.buckets()[chunk.bucket].type);
 }
 
 /// `position` of the chunk among those that this rank leads: the same for the leaders of all nodes.

@@ -43,8 +43,7 @@ struct BucketExchange::Bucket {
 };
 
 BucketExchange::BucketExchange(const std::vector<at::Tensor>& parameters, Communicator communicator,
-                               c10::intrusive_ptr<c10d::ProcessGroup> group, const ModelOptions& options,
-                               bool progress_thread)
+                               c10::intrusive_ptr<c10d::ProcessGroup> group, const ModelOptions& options)
     : communicator_(std::move(communicator)),
       group_(std::move(group)),
       hook_(options.comm_hook),
@@ -60,7 +59,6 @@ BucketExchange::BucketExchange(const std::vector<at::Tensor>& parameters, Commun
                    parameters[members.front()].options().requires_grad(false)));
   std::iota(order_.rbegin(), order_.rend(), std::size_t{0});
   fill_buckets();
-  if (progress_thread) thread_ = std::make_unique<ProgressThread>([this] { return advance(); });
 }
 
 BucketExchange::~BucketExchange() = default;
@@ -98,7 +96,6 @@ void BucketExchange::begin(Arrival arrival, Flags flags, double weight) {
   started_ = ended_ = 0;
   arrival_ = arrival;
   arrived_.clear();
-  if (thread_ && arrival == Arrival::in_backward) thread_->start();
 }
 
 void BucketExchange::add(std::size_t index, const at::Tensor& gradient, ParameterUse use) {
@@ -114,12 +111,10 @@ void BucketExchange::add(std::size_t index, const at::Tensor& gradient, Paramete
   bucket.users[slice.index_in_bucket] = summand_of(use);
   --bucket.missing;
   start_full_buckets();
-  if (!thread_) advance();
+  advance();
 }
 
 void BucketExchange::start_full_buckets() {
-  if (started_ == buckets_.size() || buckets_[started_].missing > 0) return;
-  const auto lock = thread_ ? thread_->pause() : std::unique_lock<std::mutex>();
   for (; started_ < buckets_.size() && buckets_[started_].missing == 0; ++started_) {
     auto& full = buckets_[started_];
     full.used.copy_(at::from_blob(full.users.data(), {static_cast<std::int64_t>(full.users.size())}, at::kFloat));
@@ -134,19 +129,17 @@ void BucketExchange::start_full_buckets() {
   }
 }
 
-bool BucketExchange::advance() {
-  const auto before = ended_;
+/// Polls the all-reduces that have started: some backends advance them only then.
+void BucketExchange::advance() {
   for (auto i = ended_; i < started_; ++i)
     if (buckets_[i].work->isCompleted() && i == ended_) {
       ++ended_;
       watch::record_until_now(buckets_[i].event);
     }
-  return ended_ != before;
 }
 
 void BucketExchange::finish() {
   const at::NoGradGuard no_grad;
-  if (thread_) thread_->stop();
   // wait_on() also returns, by an Error, if another rank fails; work->wait() of some backends would not.
   comm::wait_on(
       communicator_,
@@ -154,7 +147,7 @@ void BucketExchange::finish() {
         advance();
         return ended_ == buckets_.size();
       },
-      [] { return std::string("averaging gradients"); });
+      [] { return std::string(averaging); });
   for (auto& bucket : buckets_) {
     bucket.work->wait();
     bucket.work.reset();

@@ -5,7 +5,6 @@
 
 #include "gradients/exchange.hpp"
 #include "gradients/flat_layout.hpp"
-#include "gradients/progress_thread.hpp"
 #include "muster/communicator.hpp"
 #include "muster/model.hpp"
 
@@ -29,11 +28,9 @@ namespace muster::detail::gradients {
 /// current round.
 class BucketExchange final : public Exchange {
  public:
-  /// With `progress_thread`, a second thread advances the all-reduces while backward() computes. It is for process
-  /// groups that do not do so themselves; their works must allow calls from several threads (with MPI:
-  /// MPI_THREAD_MULTIPLE). Collective.
+  /// Collective.
   BucketExchange(const std::vector<at::Tensor>& parameters, Communicator communicator,
-                 c10::intrusive_ptr<c10d::ProcessGroup> group, const ModelOptions& options, bool progress_thread);
+                 c10::intrusive_ptr<c10d::ProcessGroup> group, const ModelOptions& options);
   ~BucketExchange() override;
 
   void begin(Arrival arrival, Flags flags, double weight) override;
@@ -49,8 +46,7 @@ class BucketExchange final : public Exchange {
 
   void fill_buckets();
   void start_full_buckets();
-  /// Polls the all-reduces that have started. True if the oldest of them has ended.
-  bool advance();
+  void advance();
   void fix_order();
 
   Communicator communicator_;
@@ -72,8 +68,6 @@ class BucketExchange final : public Exchange {
   std::vector<std::int64_t> arrived_;  ///< indices of gradients, in the order in which this round has added them
   bool order_fixed_ = false;           ///< true if order_ is final
   bool order_changed_ = false;         ///< true if order_ has changed since the buckets were filled
-
-  std::unique_ptr<ProgressThread> thread_;  ///< last member, so that it is destroyed first
 };
 
 }  // namespace muster::detail::gradients

@@ -24,7 +24,7 @@ std::atomic<int> reducers_made{0};
 struct Reducer::Round {
   std::weak_ptr<Reducer> reducer;
   bool averages = true;     ///< false in no_sync(): gradients are only accumulated
-  std::size_t missing = 0;  ///< number of gradients that add() has not yet given to an exchange
+  std::size_t missing = 0;  ///< number of gradients that have not been given to an exchange
 
   ~Round() {
     if (const auto alive = reducer.lock()) alive->copy_gradients();
@@ -93,7 +93,7 @@ void Reducer::after_accumulation(std::size_t parameter) {
   // The last gradient is only added after backward() has returned. If backward() throws before that, this rank can
   // still tell the others that it abandons the round.
   if (rounds_.phase == Phase::collecting && exchanges_.given_in_backward(parameter) && --round->missing > 0)
-    add(parameter);
+    exchanges_.add(parameter, own.use, use_in_step(parameter));
 }
 
 /// With weights, the exchange's result is divided by the mean weight. Averages of earlier rounds must not be divided
@@ -268,10 +268,6 @@ ParameterUse Reducer::use_in_step(std::size_t parameter) const {
                                                                                           : ParameterUse::unused;
 }
 
-void Reducer::add(std::size_t parameter) {
-  exchanges_.add(parameter, gradients_[parameter].use, use_in_step(parameter));
-}
-
 /// Adds the gradients that the exchanges have not been given. For a parameter that this round did not reach, adds .grad
 /// as earlier rounds have left it; all ranks have the same .grad, unless it is pending.
 void Reducer::add_remaining() {
@@ -287,7 +283,7 @@ void Reducer::add_remaining() {
       keep_average(i);
       if (own.pending) own.use = ParameterUse::used;
     }
-    add(i);
+    exchanges_.add(i, own.use, use_in_step(i));
   }
 }
 

@@ -234,7 +234,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void begin_exchanges(Arrival arrival, bool takes_part = true);
   void keep_average(std::size_t parameter);
   void check_numbers(const ModelParameter& parameter);
-  void add(std::size_t parameter);
   void add_remaining();
   using Reducers = std::vector<std::shared_ptr<Reducer>>;
   static std::shared_ptr<Reducers> ready_in_this_backward();

@@ -313,7 +313,7 @@ void SharedExchange::run(const node::BucketReduction::OnChunk& on_chunk, const C
   announce_complete();
   comm::wait_on(
       communicator_, [&] { return nodes_ ? nodes_->finish(step) : reduction_.advance(on_chunk); },
-      [] { return std::string("averaging gradients"); });
+      [] { return std::string(averaging); });
   for (auto& bucket : buckets_) bucket.held = {};
 }
 
@@ -331,7 +331,7 @@ bool SharedExchange::go_on(bool valid, Flags flags, std::uint32_t word) {
     for (std::size_t i = 0; i < gradients_.size(); ++i) nodes_->note(i, use_in(gradients_[i].note));
   }
   comm::wait_on(
-      communicator_, [&] { return nodes_->knows_notes(); }, [] { return std::string("averaging gradients"); });
+      communicator_, [&] { return nodes_->knows_notes(); }, [] { return std::string(averaging); });
   if ((nodes_->flags() & gradients_stale) == 0) return true;
   run(average_, nullptr);
   return false;

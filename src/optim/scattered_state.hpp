@@ -6,7 +6,6 @@
 #include "muster/communicator.hpp"
 #include "node/dtype.hpp"
 #include "node/shared_segment.hpp"
-#include "node/slice.hpp"
 
 #include <cstddef>
 #include <memory>
@@ -37,9 +36,6 @@ class ScatteredState {
   void note_step() noexcept;
 
  private:
-  /// This node's share of the chunk.
-  node::Slice share_of(const Chunk& chunk) const;
-
   Communicator communicator_;
   std::shared_ptr<node::SharedSegment> segment_;
   std::vector<Chunk> chunks_;
