@@ -10,7 +10,8 @@
 
 #include <c10/util/intrusive_ptr.h>
 
-#include <cstdint>
+#include <cstddef>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -33,17 +34,15 @@ class BucketExchange final : public Exchange {
                  c10::intrusive_ptr<c10d::ProcessGroup> group, const ModelOptions& options);
   ~BucketExchange() override;
 
-  void begin(Arrival arrival, Flags flags, double weight) override;
-  void add(std::size_t index, const at::Tensor& gradient, ParameterUse use) override;
   void finish() override;
-  int user_count(std::size_t index) const override;
   void fetch(std::size_t index, at::Tensor& gradient) override;
-  Flags flags() const override;
-  double mean_weight() const override;
 
  private:
   struct Bucket;
 
+  void begin_round() override;
+  void add_gradient(std::size_t index, const at::Tensor& gradient, ParameterUse use) override;
+  void for_notes_of(std::size_t bucket, const std::function<void(float& number)>& call);
   void fill_buckets();
   void start_full_buckets();
   void advance();
@@ -63,11 +62,7 @@ class BucketExchange final : public Exchange {
   std::vector<Bucket> buckets_;  ///< in the order in which they start
   std::size_t started_ = 0;      ///< number of buckets whose all-reduce has started
   std::size_t ended_ = 0;        ///< number of buckets whose all-reduce is known to have ended
-
-  Arrival arrival_ = Arrival::at_once;
-  std::vector<std::int64_t> arrived_;  ///< indices of gradients, in the order in which this round has added them
-  bool order_fixed_ = false;           ///< true if order_ is final
-  bool order_changed_ = false;         ///< true if order_ has changed since the buckets were filled
+  bool order_changed_ = false;   ///< true if order_ has changed since the buckets were filled
 };
 
 }  // namespace muster::detail::gradients

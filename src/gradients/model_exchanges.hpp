@@ -15,6 +15,9 @@
 
 namespace muster::detail::gradients {
 
+/// Throws the Error about another rank that has abandoned the round.
+[[noreturn]] void throw_abandoned();
+
 class ModelExchanges {
  public:
   /// Makes the exchange for these parameters. Collective.
@@ -80,9 +83,9 @@ class ModelExchanges {
                  std::uint32_t word);
   /// The use that add() has given with the gradient.
   ParameterUse given_use(std::size_t parameter) const noexcept { return places_[parameter].given; }
-  /// If dense gradients were left, takes part in the others' give_left() as a rank that has abandoned the round.
-  /// Collective.
-  void abandon_left(Flags flags);
+  /// Ends the round of dense gradients that ranks may have begun, without averages. `begun`: true if begin() has begun
+  /// it on this rank. Collective.
+  void drop_dense(bool begun);
 
  private:
   /// Of a parameter.
@@ -94,6 +97,7 @@ class ModelExchanges {
   };
   Exchange& of(std::size_t parameter) const noexcept { return parameters_[parameter].sparse ? *sparse_ : *dense_; }
   bool end_early(bool valid, Flags flags = 0, std::uint32_t word = 0);
+  void abandon_dense(std::size_t first);
 
   const ModelParameters& parameters_;
   Make make_dense_, make_sparse_;

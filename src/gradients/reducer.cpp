@@ -131,6 +131,7 @@ void Reducer::prepare_round(bool averages) {
   if (averages && !rounds_.unfrozen.empty())
     local_.set_optimizer(nullptr);  // the optimizer's step fuses it again, with its state
   if (local_.any() && local_.optimizer() == nullptr) average_local_gradients();
+  rounds_.fused = averages && has_fused_optimizer();
   rounds_.last_was_no_sync = !averages;
   for (std::size_t i = 0; i < gradients_.size(); ++i) {
     auto& own = gradients_[i];
@@ -204,10 +205,10 @@ std::shared_ptr<Reducer::Round> Reducer::begin_round() {
     return round;
   }
   if (exchanges_.dense().takes_several_rounds()) set_earlier_gradients_aside();
-  const bool leaves = has_fused_optimizer() && !weights_.given;
+  const bool leaves = rounds_.fused && !weights_.given;
   if (rounds_.abandoned.empty() && rounds_.unfrozen.empty() && (leaves || !exchanges_.has_early())) {
     rounds_.phase = Phase::collecting;
-    begin_exchanges(Arrival::in_backward);
+    begin_exchanges(Arrival::in_backward, rounds_.fused);
     if (leaves) exchanges_.begin_early(is_first);
   } else {
     rounds_.phase = Phase::postponed;
@@ -254,13 +255,12 @@ void Reducer::restore_earlier_gradients() noexcept {
 }
 
 /// `takes_part`: false if this rank contributes neither gradients nor a weight.
-void Reducer::begin_exchanges(Arrival arrival, bool takes_part) {
+void Reducer::begin_exchanges(Arrival arrival, bool fused, bool takes_part) {
   const bool weighted = weights_.given;
   // At the end of join(), this rank may have had no round, and then its gradients are neither weighted nor unweighted.
   const bool has_any = weighted || arrival != Arrival::at_once || std::ranges::any_of(gradients_, &Gradient::pending);
   const auto kind = !takes_part || !has_any ? Flags{0} : weighted ? gradients_weighted : gradients_unweighted;
-  exchanges_.begin(arrival, has_fused_optimizer(), weighted, rounds_.flags() | kind,
-                   takes_part && weighted ? weights_.sum : 0.0);
+  exchanges_.begin(arrival, fused, weighted, rounds_.flags() | kind, takes_part && weighted ? weights_.sum : 0.0);
 }
 
 ParameterUse Reducer::use_in_step(std::size_t parameter) const {
@@ -303,11 +303,18 @@ void Reducer::finish_all(Reducers& ready) {
 }
 
 void Reducer::finish_round() {
-  if (rounds_.phase == Phase::postponed) {
+  const bool postponed = rounds_.phase == Phase::postponed;
+  if (postponed) {
     finish_abandoned();
     exchanges_.extend(rounds_.unfrozen);
+  }
+  if (rounds_.fused)
+    agree(event::backward_ended | event::after_rounds(local_.rounds()) |
+              (weights_.given ? gradients_weighted : gradients_unweighted),
+          !postponed);
+  if (postponed) {
     rounds_.phase = Phase::collecting;
-    begin_exchanges(Arrival::at_once);
+    begin_exchanges(Arrival::at_once, rounds_.fused);
     add_remaining();
   }
   const bool dense_in_backward = exchanges_.dense_in_backward();
@@ -371,8 +378,11 @@ void Reducer::average_accumulated() {
 }
 
 void Reducer::take_part_without_gradients() {
-  begin_exchanges(Arrival::at_once, /*takes_part=*/false);
+  rounds_.fused = false;
+  rounds_.phase = Phase::collecting;  // until nothing is missing
+  begin_exchanges(Arrival::at_once, rounds_.fused, /*takes_part=*/false);
   exchanges_.add_missing(ParameterUse::unused);
+  rounds_.phase = Phase::idle;
   exchanges_.finish();
   rounds_.count_averaged(exchanges_.flags());
   for (std::size_t i = 0; i < gradients_.size(); ++i)
@@ -407,14 +417,18 @@ void Reducer::abandon_round() {
 void Reducer::finish_abandoned() {
   while (!rounds_.abandoned.empty()) {
     const auto round = rounds_.abandoned.front();
+    if (!round.begun) exchanges_.extend(round.unfrozen);
     rounds_.abandoned.erase(rounds_.abandoned.begin());
+    if (round.fused) {
+      exchanges_.fusable()->agree(event::backward_abandoned);
+      exchanges_.drop_dense(round.begun);
+      continue;
+    }
     if (!round.begun) {
-      exchanges_.extend(round.unfrozen);
-      begin_exchanges(Arrival::at_once, /*takes_part=*/false);
+      begin_exchanges(Arrival::at_once, /*fused=*/false, /*takes_part=*/false);
       exchanges_.add_missing(ParameterUse::abandoned);
     }
     exchanges_.finish();
-    exchanges_.abandon_left(rounds_.flags());
   }
 }
 

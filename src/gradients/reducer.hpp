@@ -231,7 +231,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool is_set_aside(std::size_t parameter) const;
   void set_earlier_gradients_aside();
   void restore_earlier_gradients() noexcept;
-  void begin_exchanges(Arrival arrival, bool takes_part = true);
+  void begin_exchanges(Arrival arrival, bool fused, bool takes_part = true);
   void keep_average(std::size_t parameter);
   void check_numbers(const ModelParameter& parameter);
   void add_remaining();
@@ -248,6 +248,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void average_local_gradients();
   void before_own_change(std::size_t parameter);
   void give_gradients(Flags purpose, std::uint32_t word);
+  void agree(Flags mine, bool begun);
   void end_exchange(bool fetch);
 
   // For rounds that an exception has ended.

@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -34,8 +35,6 @@ class SharedExchange final : public Exchange, public FusableGradients {
                                               std::optional<at::ScalarType> send_as = {});
   ~SharedExchange() override;
 
-  void begin(Arrival arrival, Flags flags, double weight) override;
-  void add(std::size_t index, const at::Tensor& gradient, ParameterUse use) override;
   void finish() override;
   bool holds(std::size_t index) const noexcept override;
   int user_count(std::size_t index) const override;
@@ -51,6 +50,7 @@ class SharedExchange final : public Exchange, public FusableGradients {
   std::vector<Chunk> own_chunks() const override { return reduction_.own_chunks(); }
   int divisor() const noexcept override { return nodes_ ? 1 : communicator_.size(); }
   bool averages_early() const noexcept override { return nodes_ != nullptr; }
+  Flags agree(Flags mine) override;
   bool go_on(bool valid, Flags flags, std::uint32_t word) override;
   void finish_with(const ChunkStep& step) override;
   void set_check_word(std::uint32_t word) override;
@@ -64,16 +64,18 @@ class SharedExchange final : public Exchange, public FusableGradients {
   SharedExchange(const std::vector<at::Tensor>& parameters, MemoryLayout memory, Communicator communicator,
                  comm::SharedRegion control, comm::SharedRegion region, bool progress_thread,
                  std::optional<at::ScalarType> send_as);
+  void begin_round() override;
+  void add_gradient(std::size_t index, const at::Tensor& gradient, ParameterUse use) override;
   std::byte* room_for_copy(Bucket& bucket, std::size_t bytes);
   void drop_copy(std::size_t index);
   bool in_backward() const noexcept {
     return arrival_ == Arrival::in_backward || arrival_ == Arrival::left_in_backward;
   }
   void stop_thread();
+  void wait_until(const std::function<bool()>& ready) const;
   void announce_complete();
   void write_notes();
   void fix_order();
-  std::vector<std::uint32_t> order_on_first() const;
   void run(const node::BucketReduction::OnChunk& on_chunk, const ChunkStep* step);
 
   Communicator communicator_;
@@ -83,12 +85,7 @@ class SharedExchange final : public Exchange, public FusableGradients {
   std::vector<Gradient> gradients_;  ///< [parameters]
   std::vector<Bucket> buckets_;      ///< [buckets of layout_]
   std::size_t announced_ = 0;
-  Arrival arrival_ = Arrival::at_once;
-  Flags flags_ = 0;
-  double weight_ = 0;
-  std::uint32_t word_ = 0;
-  std::uint32_t arrived_ = 0;  ///< number of gradients that backward() has added in this round
-  bool order_fixed_ = false;   ///< true if the order in which buckets are announced is final
+  std::size_t missing_ = 0;  ///< number of gradients that have yet to be added in this round
   node::BucketReduction reduction_;
   node::BucketReduction::OnChunk average_;
   bool round_over_ = false;  ///< true if finish_with() has ended the reduction; its next call begins another one

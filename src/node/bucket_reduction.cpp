@@ -8,6 +8,11 @@
 #include <utility>
 
 namespace muster::detail::node {
+namespace {
+
+constexpr std::uint64_t nothing = ~std::uint64_t{0};  ///< announced in place of an offset
+
+}  // namespace
 
 /// The beginning of the shared memory. All-zero memory is a valid initial state.
 struct BucketReduction::Shared {
@@ -80,7 +85,7 @@ void BucketReduction::begin() {
 
 void BucketReduction::announce(const void* data) {
   written(rank_)[order_[own_announced_]] =
-      static_cast<std::uint64_t>(static_cast<const std::byte*>(data) - region_.of(rank_));
+      data == nullptr ? nothing : static_cast<std::uint64_t>(static_cast<const std::byte*>(data) - region_.of(rank_));
   ++own_announced_;
   shared_->ranks[rank_].announced.store(round_ << 32 | own_announced_, std::memory_order_release);
 }
@@ -118,9 +123,11 @@ BucketReduction::Next BucketReduction::next_chunk(Seen& seen, const OnChunk& on_
 
 void BucketReduction::process(Seen& seen, const Chunk& chunk, const OnChunk& on_chunk) const {
   const auto at = chunk.first * size_of(buckets_[chunk.bucket].type);
-  for (int r = 0; r < size_; ++r)
-    seen.data[static_cast<std::size_t>(r)] = region_.of(r) + written(r)[chunk.bucket] + at;
-  on_chunk(chunk, seen.data);
+  for (int r = 0; r < size_; ++r) {
+    const auto offset = written(r)[chunk.bucket];
+    seen.data[static_cast<std::size_t>(r)] = offset == nothing ? nullptr : region_.of(r) + offset + at;
+  }
+  if (owners_ > 0 || std::ranges::find(seen.data, nullptr) == seen.data.end()) on_chunk(chunk, seen.data);
 }
 
 bool BucketReduction::next_own(const OnChunk& body) {

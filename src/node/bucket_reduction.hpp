@@ -63,7 +63,8 @@ class BucketReduction {
   /// Begins a new round; the previous one must have ended.
   void begin();
   /// Announces the next bucket in the order. `data` is in this rank's part of the region and must stay in place until
-  /// the round has ended.
+  /// the round has ended; null if this rank has nothing for the bucket. Then its chunks are not processed or, if chunks
+  /// have owners, data[r] is null for this rank.
   void announce(const void* data);
   /// Writes a word that all ranks can read once the round has ended. Write each word in every round, before the last
   /// bucket is announced. A word written before the first bucket is announced can be read in OnChunk too.

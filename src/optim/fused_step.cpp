@@ -433,12 +433,10 @@ FusedStep::StepResult FusedStep::step(torch::optim::Optimizer& optimizer, double
   return stepped;
 }
 
-/// True if the ranks would take different steps, if a gradient was changed by hand after backward(), if some rank's
-/// gradients have given weights, or if it takes no step. Then no rank writes anything.
+/// True if the ranks would take different steps, or if a gradient was changed by hand after backward(). Then no rank
+/// writes anything.
 bool FusedStep::differs() const {
-  using namespace gradients;
-  constexpr auto refused = gradients_changed | gradients_weighted | averages_fetched;
-  return !gradients_->all_words_equal() || (gradients_->flags() & refused) != 0;
+  return !gradients_->all_words_equal() || (gradients_->flags() & gradients::gradients_changed) != 0;
 }
 
 bool FusedStep::abandoned() const {

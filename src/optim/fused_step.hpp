@@ -97,6 +97,8 @@ class FusedStep {
   std::optional<MemorySnapshot> take_snapshot();
   /// Over several nodes: makes the optimizer's whole state readable on this rank, until the next step. Collective.
   void gather_state();
+  /// True if other nodes have a part of the optimizer's state; the same on all ranks.
+  bool has_spread_state() const noexcept { return scattered_ && scattered_->is_spread(); }
   /// Gives the optimizer a copy of its state in memory of this process, for steps that are not fused. Collective.
   void release(torch::optim::Optimizer& optimizer);
 

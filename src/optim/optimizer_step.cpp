@@ -362,13 +362,18 @@ class Step final : public OptimizerStep, public SnapshotSource, public gradients
     if (fused_ && reducer) {
       step_fused(optimizer, *reducer);
     } else {
-      gather_state();  // of a fused optimizer whose model is gone
+      // Once its model is gone, the optimizer steps this rank's weights only, and the other ranks need not step, too.
+      const bool is_alone = fused_ != nullptr;
+      if (is_alone && fused_->has_spread_state())
+        throw Error(ExitCode::user_error, "stepping an optimizer whose model is not prepared any longer",
+                    "the other nodes have parts of its state",
+                    "Call gather_state() on all ranks before the session or DataParallel ends");
       const auto parameters = parameters_of(optimizer);
       gradients::fetch_averages(parameters);
       std::optional<double> norm;
       std::vector<at::Tensor> clipped;
       if (options_.max_grad_norm > 0) norm = grad_norm_ = norm_of(clipped = gradients_of(parameters));
-      if (!numbers_.allow(parameters, norm)) return loss;
+      if (!is_alone && !numbers_.allow(parameters, norm)) return loss;
       if (norm) scale_down(clipped, *norm, options_.max_grad_norm);
       plain(nullptr);
     }

@@ -32,6 +32,8 @@ class ScatteredState {
   void gather();
   /// True if the node's copy has the whole state; the same on all ranks.
   bool is_whole() const noexcept { return is_gathered_; }
+  /// True if a step has changed the state since it was last whole; the same on all ranks.
+  bool is_spread() const noexcept { return !whole_; }
   /// Call it after a step: only the shares are up to date. Frees the memory of everything else. Local.
   void note_step() noexcept;
 

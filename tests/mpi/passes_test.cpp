@@ -573,12 +573,10 @@ TEST(AFusedStep, OfAPassThatAnotherRankHasAbandonedIsAnError) {
   if (!training.optimizer->fused()) GTEST_SKIP() << "nothing is fused";
   const auto throws = std::make_shared<bool>(rank() == 0);
   throw_at(training.a.net->in->weight, throws);
-  if (rank() == 0) {
+  if (rank() == 0)
     EXPECT_THROW(training.a.net->loss(7, rank()).backward(), std::domain_error);
-  } else {
-    training.a.net->loss(7, rank()).backward();
-    EXPECT_THROW(training.optimizer->step(), Error);
-  }
+  else
+    EXPECT_THROW(training.a.net->loss(7, rank()).backward(), Error);
   *throws = false;
   for (int step = 0; step < 3; ++step) {
     training.zero_grad();
