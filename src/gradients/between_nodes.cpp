@@ -142,7 +142,7 @@ void BetweenNodes::start(const node::BucketReduction::Chunk& chunk, std::span<st
 }
 
 /// Called once the averages of the chunk's share are there and the notes are known.
-void BetweenNodes::start_end(std::size_t position, const FusableGradients::ChunkStep* step) {
+void BetweenNodes::start_end(std::size_t position, const ChunkStep* step) {
   auto& led = led_[position];
   const auto type = reduction_.buckets()[led.chunk.bucket].type;
   const auto mine = share_of(led.chunk);
@@ -209,7 +209,7 @@ bool BetweenNodes::ends_with_nothing() const {
          notes_->any_abandoned();
 }
 
-bool BetweenNodes::finish(const FusableGradients::ChunkStep* step) {
+bool BetweenNodes::finish(const ChunkStep* step) {
   const bool known = knows_notes();
   const bool exchanged = reduction_.gave_all() && exchanged_.begun == exchanged_.finished;
   if (!left_) return exchanged && reduction_.finish() && known;

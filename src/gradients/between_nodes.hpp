@@ -24,6 +24,16 @@
 
 namespace muster::detail::gradients {
 
+/// What a fused optimizer does with the chunks of a round.
+struct ChunkStep {
+  /// Gets the gradients of each rank; over several nodes, the averages of this node's share of the chunk.
+  node::BucketReduction::OnChunk on_chunk;
+  /// Over several nodes: returns the address of a chunk in this node's memory. on_chunk has written this node's share
+  /// there, and the other nodes' shares are received there. Nothing is if it is empty or returns null, on all ranks
+  /// alike.
+  std::function<std::shared_ptr<std::byte>(const node::BucketReduction::Chunk& chunk)> result = {};
+};
+
 class BetweenNodes {
  public:
   /// Returns what keeps the memory of a bucket alive.
@@ -51,7 +61,7 @@ class BetweenNodes {
   /// Calls advance(); true once the round has ended on this node. `step`: what ends a round of gradients that were left
   /// to an optimizer; null for the averages. Such a round ends with neither if a rank has abandoned it, if gradients
   /// are stale, or if the ranks would end it in different ways.
-  bool finish(const FusableGradients::ChunkStep* step);
+  bool finish(const ChunkStep* step);
 
   /// The notes of all ranks, once they are known.
   const Notes& notes() const { return *notes_; }
@@ -75,7 +85,7 @@ class BetweenNodes {
 
   bool ends_with_nothing() const;
   void start(const node::BucketReduction::Chunk& chunk, std::span<std::byte* const> data);
-  void start_end(std::size_t position, const FusableGradients::ChunkStep* step);
+  void start_end(std::size_t position, const ChunkStep* step);
   void exchange(Led& led, std::size_t position, const comm::SliceExchange::Slice& slice,
                 comm::SliceExchange::Reduce reduce, comm::SliceExchange::Halves halves);
   bool advance(Progress& progress, bool writes_results);

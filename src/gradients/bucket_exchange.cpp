@@ -42,28 +42,27 @@ BucketExchange::BucketExchange(const std::vector<at::Tensor>& parameters, Commun
     : Exchange(parameters.size(), group->getSize()),
       communicator_(std::move(communicator)),
       group_(std::move(group)),
-      hook_(options.comm_hook),
-      first_bytes_(options.first_bucket_bytes),
-      most_bytes_(options.bucket_bytes),
+      options_(options),
       scale_(at::scalar_tensor(1.0 / group_->getSize(), at::kDouble)),
       parameters_(parameters),
-      types_(parameters, by_type_and_device(parameters)),
-      order_(parameters.size()) {
+      types_(parameters, by_type_and_device(parameters)) {
   for (const auto& [members, count] : types_.buckets)
     memory_.push_back(
         buffer_for(*group_, static_cast<std::int64_t>(count + (1 + node::cache_line) * members.size() + Notes::tail),
                    parameters[members.front()].options().requires_grad(false)));
-  std::iota(order_.rbegin(), order_.rend(), std::size_t{0});
-  fill_buckets();
+  std::vector<std::size_t> order(parameters.size());
+  std::iota(order.rbegin(), order.rend(), std::size_t{0});
+  fill_buckets(order);
 }
 
 BucketExchange::~BucketExchange() = default;
 
-void BucketExchange::fill_buckets() {
+/// `order`: indices of parameters, in the order in which backward() is expected to make their gradients.
+void BucketExchange::fill_buckets(const std::vector<std::size_t>& order) {
   std::vector<GradientSize> sizes;
   for (std::size_t i = 0; i < parameters_.size(); ++i)
     sizes.push_back({parameters_[i].nbytes(), static_cast<int>(types_.slices[i].bucket)});
-  layout_ = FlatLayout(parameters_, assign_buckets(sizes, order_, first_bytes_, most_bytes_));
+  layout_ = FlatLayout(parameters_, assign_buckets(sizes, order, options_.first_bucket_bytes, options_.bucket_bytes));
   buckets_.clear();
   std::vector<std::size_t> taken(memory_.size());
   for (const auto& [members, count] : layout_.buckets) {
@@ -85,7 +84,7 @@ void BucketExchange::fill_buckets() {
 }
 
 void BucketExchange::begin_round() {
-  if (std::exchange(order_changed_, false)) fill_buckets();
+  if (!new_order_.empty()) fill_buckets(std::exchange(new_order_, {}));
   for (auto& bucket : buckets_) bucket.missing = bucket.gradients.views.size();
   started_ = ended_ = 0;
 }
@@ -118,7 +117,7 @@ void BucketExchange::start_full_buckets() {
     for_notes_of(started_, [&](float& number) { notes.push_back(number); });
     full.notes.copy_(at::tensor(notes));
     // A hook averages the gradients in finish(), so only the notes are summed here: a hook could compress them.
-    std::vector<at::Tensor> tensors{hook_ ? full.notes : full.flat};
+    std::vector<at::Tensor> tensors{options_.comm_hook ? full.notes : full.flat};
     full.event = {.name = "reduce bucket",
                   .track = watch::TraceTrack::buckets,
                   .begin_ns = watch::trace_begin(),
@@ -154,12 +153,12 @@ void BucketExchange::finish() {
     const auto sums = buckets_[b].notes.abs().to(at::kCPU, at::kFloat);
     for_notes_of(b, [next = sums.const_data_ptr<float>()](float& number) mutable { number = *next++; });
   }
-  if (hook_)
+  if (options_.comm_hook)
     for (std::size_t b = 0; b < buckets_.size(); ++b) {
       auto& gradients = buckets_[b].gradients;
       gradients.used.clear();
       for (const auto i : layout_.buckets[b].members) gradients.used.push_back(notes_.user_count(i) != 0);
-      hook_(gradients, *group_);
+      options_.comm_hook(gradients, *group_);
     }
   fix_order();
 }
@@ -172,10 +171,7 @@ void BucketExchange::fix_order() {
     const auto first = from_first.front().cpu();
     std::copy_n(first.const_data_ptr<std::int64_t>(), own.size(), own.begin());
   });
-  if (order.empty()) return;
-  const std::vector<std::size_t> expected(order.begin(), order.end());
-  order_changed_ = order_ != expected;
-  order_ = expected;
+  new_order_.assign(order.begin(), order.end());
 }
 
 void BucketExchange::fetch(std::size_t index, at::Tensor& gradient) {

@@ -24,9 +24,6 @@ namespace muster::detail::gradients {
 
 /// The process group has the communicator's ranks and serves this exchange only: in one backward(), the buckets of two
 /// models may start in different orders on different ranks.
-///
-/// Many members: the buckets and their order, which is final after the first complete round, and the progress of the
-/// current round.
 class BucketExchange final : public Exchange {
  public:
   /// Collective.
@@ -43,26 +40,23 @@ class BucketExchange final : public Exchange {
   void begin_round() override;
   void add_gradient(std::size_t index, const at::Tensor& gradient, ParameterUse use) override;
   void for_notes_of(std::size_t bucket, const std::function<void(float& number)>& call);
-  void fill_buckets();
+  void fill_buckets(const std::vector<std::size_t>& order);
   void start_full_buckets();
   void advance();
   void fix_order();
 
   Communicator communicator_;
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
-  CommHook hook_;
-  std::size_t first_bytes_, most_bytes_;  ///< size limits: of the first bucket of each type, of all other buckets
-  at::Tensor scale_;                      ///< 1 / number of ranks
+  ModelOptions options_;
+  at::Tensor scale_;  ///< 1 / number of ranks
   std::vector<at::Tensor> parameters_;
-  FlatLayout types_;                ///< groups the parameters by type and device
-  std::vector<at::Tensor> memory_;  ///< for each type and device, the memory of all its buckets
-  /// Indices of parameters, in the order in which backward() is expected to make their gradients.
-  std::vector<std::size_t> order_;
-  FlatLayout layout_;            ///< the slices of the parameters in buckets_
-  std::vector<Bucket> buckets_;  ///< in the order in which they start
-  std::size_t started_ = 0;      ///< number of buckets whose all-reduce has started
-  std::size_t ended_ = 0;        ///< number of buckets whose all-reduce is known to have ended
-  bool order_changed_ = false;   ///< true if order_ has changed since the buckets were filled
+  FlatLayout types_;                    ///< groups the parameters by type and device
+  std::vector<at::Tensor> memory_;      ///< for each type and device, the memory of all its buckets
+  FlatLayout layout_;                   ///< the slices of the parameters in buckets_
+  std::vector<Bucket> buckets_;         ///< in the order in which they start
+  std::size_t started_ = 0;             ///< number of buckets whose all-reduce has started
+  std::size_t ended_ = 0;               ///< number of buckets whose all-reduce is known to have ended
+  std::vector<std::size_t> new_order_;  ///< for the next round; empty if the order stays as it is
 };
 
 }  // namespace muster::detail::gradients

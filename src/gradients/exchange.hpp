@@ -11,18 +11,13 @@
 // (sparse_exchange.hpp); and for one rank alone (alone_exchange.hpp).
 #pragma once
 
-#include "gradients/flat_layout.hpp"
 #include "gradients/notes.hpp"
-#include "muster/communicator.hpp"
-#include "node/bucket_reduction.hpp"
 
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <memory>
-#include <span>
 #include <vector>
 
 namespace muster::detail::gradients {
@@ -33,64 +28,13 @@ inline constexpr const char* averaging = "averaging gradients";
 enum class Arrival {
   in_backward,  ///< one by one while backward() computes; finish() follows
   at_once,      ///< all one after the other, without computation between them
-  /// As at_once, and finish() or FusableGradients::finish_with() follows: a fused optimizer may take the gradients.
+  /// As at_once, and finish() or SharedExchange::finish_with() follows: a fused optimizer may take the gradients.
   left,
-  /// As in_backward, and FusableGradients::go_on() follows. A fused optimizer may take the gradients.
+  /// As in_backward, and SharedExchange::go_on() follows. A fused optimizer may take the gradients.
   left_in_backward,
 };
 
-/// The gradients of all ranks, in memory that this rank can read, for a fused optimizer (optim/fused_step.hpp). Over
-/// several nodes: the averages, of which each node has a share.
-class FusableGradients {
- public:
-  using Chunk = node::BucketReduction::Chunk;
-  /// What is done with the chunks of a round.
-  struct ChunkStep {
-    /// Gets the gradients of each rank; over several nodes, the averages of this node's share of the chunk.
-    node::BucketReduction::OnChunk on_chunk;
-    /// Over several nodes: returns the address of a chunk in this node's memory. on_chunk has written this node's share
-    /// there, and the other nodes' shares are received there. Nothing is if it is empty or returns null, on all ranks
-    /// alike.
-    std::function<std::shared_ptr<std::byte>(const Chunk& chunk)> result = {};
-  };
-
-  virtual ~FusableGradients() = default;
-  virtual const Communicator& communicator() const noexcept = 0;
-  /// How parameters lie in buckets; a bucket is reduced as a whole.
-  virtual const FlatLayout& layout() const noexcept = 0;
-  /// The strides in which the other ranks see this rank's gradient: its parameter's current strides; for a small
-  /// gradient, which is always copied, the strides that its parameter had when this exchange was made.
-  virtual at::IntArrayRef strides(std::size_t index) const = 0;
-  /// Number of chunks in all buckets together. In a round, one rank (over several nodes, one of each node) processes
-  /// each chunk.
-  virtual std::size_t chunk_count() const noexcept = 0;
-  /// Over several nodes: the chunks that this rank processes, the same on each node.
-  virtual std::vector<Chunk> own_chunks() const = 0;
-  /// The sum of what on_chunk gets, divided by this, is the average.
-  virtual int divisor() const noexcept = 0;
-  /// True if Arrival::left_in_backward gains anything.
-  virtual bool averages_early() const noexcept = 0;
-  /// Returns the OR of all ranks' flags, which are sent at once, also in a round. Collective.
-  virtual Flags agree(Flags mine) = 0;
-  /// Call it in a round of Arrival::left_in_backward once every gradient was added. `valid`: true if the gradients, and
-  /// the uses given with them, have not changed since. If that holds on all ranks, returns true, and the round goes on
-  /// as if it had been begun by Arrival::left with these flags, and this check word. Else ends the round. In a round of
-  /// Arrival::left, all of this holds with the flags and the word of its beginning. Collective.
-  virtual bool go_on(bool valid, Flags flags, std::uint32_t word) = 0;
-  /// Call it instead of Exchange::finish(), once or several times in a round. It calls on_chunk for the chunks and does
-  /// not average: the gradients stay as they are. Over several nodes, on_chunk is not called if a rank has abandoned
-  /// the round. Collective.
-  virtual void finish_with(const ChunkStep& step) = 0;
-  // The following are for a ChunkStep, and for the time after finish_with().
-  /// See Exchange::user_count().
-  virtual int user_count(std::size_t index) const = 0;
-  /// See Exchange::flags().
-  virtual Flags flags() const = 0;
-  /// Sets a word that this rank sends along with its gradients. Call it between Exchange::begin() and the first add().
-  virtual void set_check_word(std::uint32_t word) = 0;
-  /// True if all ranks have set the same word.
-  virtual bool all_words_equal() const = 0;
-};
+class SharedExchange;
 
 /// `index` is always a position in the list of parameters that the exchange was made for. In every round each rank adds
 /// every gradient once, in any order.
@@ -137,8 +81,8 @@ class Exchange {
   /// averaged); an exchange without gradients may return 0.
   virtual double mean_weight() const { return notes_.weight() / summands_; }
 
-  /// Returns the interface for a fused optimizer; null if this exchange has none.
-  virtual FusableGradients* fusable() noexcept { return nullptr; }
+  /// Returns this exchange if its gradients are for a fused optimizer, too; else null.
+  virtual SharedExchange* fusable() noexcept { return nullptr; }
 
  protected:
   /// `gradients`: their number. `summands`: the number of ranks or micro-batches.

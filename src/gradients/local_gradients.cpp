@@ -1,6 +1,7 @@
 #include "gradients/local_gradients.hpp"
 
 #include "base/text.hpp"
+#include "gradients/shared_exchange.hpp"
 #include "muster/error.hpp"
 
 #include <ATen/core/grad_mode.h>

@@ -1,6 +1,7 @@
 #include "gradients/model_exchanges.hpp"
 
 #include "comm/progress.hpp"
+#include "gradients/shared_exchange.hpp"
 #include "muster/error.hpp"
 
 #include <algorithm>

@@ -36,7 +36,7 @@ class ModelExchanges {
   bool has_dense(std::size_t parameter) const noexcept { return has(parameter) && !parameters_[parameter].sparse; }
   Exchange& dense() const noexcept { return *dense_; }
   /// See Reducer::fusable().
-  std::shared_ptr<FusableGradients> fusable() const { return {dense_, dense_->fusable()}; }
+  std::shared_ptr<SharedExchange> fusable() const { return {dense_, dense_->fusable()}; }
   /// Returns the parameters of the dense exchange, in the exchange's order.
   std::vector<at::Tensor> dense_parameters() const;
   /// See Exchange::holds().
@@ -78,7 +78,7 @@ class ModelExchanges {
   bool gives_early() const noexcept { return early_ == Early::begun; }
   /// Gives the exchange all gradients; a fused optimizer or finish() of the dense exchange follows. `use_in_step`: of
   /// each parameter. `unchanged`: true if all gradients are as add() has given them. `word`: see
-  /// FusableGradients::set_check_word(). Collective.
+  /// SharedExchange::set_check_word(). Collective.
   void give_left(const std::function<ParameterUse(std::size_t)>& use_in_step, bool unchanged, Flags flags,
                  std::uint32_t word);
   /// The use that add() has given with the gradient.

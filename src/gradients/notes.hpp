@@ -37,7 +37,7 @@ class Notes {
   void begin(Flags flags, double weight);
   void set_flags(Flags flags);
   void set_use(std::size_t gradient, ParameterUse use);
-  /// See FusableGradients::set_check_word().
+  /// See SharedExchange::set_check_word().
   void set_word(std::uint32_t word);
 
   /// A number for each gradient, then `tail` numbers for all else.
@@ -57,13 +57,6 @@ class Notes {
   bool all_words_equal(int ranks) const;
 
  private:
-  std::span<const float> part(int first, int count) const {
-    return numbers().last(tail).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
-  }
-  std::span<float> part(int first, int count) {
-    return numbers().last(tail).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
-  }
-
   std::vector<float> numbers_;
 };
 

@@ -3,6 +3,7 @@
 #include "comm/progress.hpp"
 #include "gradients/hooks.hpp"
 #include "gradients/prepared_model.hpp"
+#include "gradients/shared_exchange.hpp"
 #include "muster/error.hpp"
 
 #include <ATen/core/grad_mode.h>

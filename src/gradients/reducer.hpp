@@ -93,11 +93,11 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool is_fused_with(const FusedOptimizer* optimizer) const noexcept { return local_.optimizer() == optimizer; }
   /// Returns the gradients that a fused optimizer works on; null if the exchange does not offer them. Keep only a weak
   /// pointer to the result: it expires when a newly trained parameter makes a new exchange necessary.
-  std::shared_ptr<FusableGradients> fusable() const { return exchanges_.fusable(); }
+  std::shared_ptr<SharedExchange> fusable() const { return exchanges_.fusable(); }
   /// Returns the parameters of the dense exchange, in the exchange's order.
   std::vector<at::Tensor> dense_parameters() const { return exchanges_.dense_parameters(); }
   /// Gives the current .grad to the exchange. `word`: a word that all ranks must have in common
-  /// (FusableGradients::all_words_equal). The optimizer finishes the exchange.
+  /// (SharedExchange::all_words_equal). The optimizer finishes the exchange.
   void begin_step(std::uint32_t word);
   /// Called when the optimizer has finished the exchange and stepped with `scale` times the averages. Throws an Error,
   /// the same on all ranks, if a rank had abandoned the round, if .grad was changed by hand since backward(), or if

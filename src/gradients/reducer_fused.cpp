@@ -1,6 +1,7 @@
 // The part of the reducer for fused optimizers. backward() leaves this rank's own gradients in .grad. The optimizer's
 // step, or another reader of the averages, gives them to the exchange later.
 #include "gradients/reducer.hpp"
+#include "gradients/shared_exchange.hpp"
 #include "muster/error.hpp"
 
 #include <bit>

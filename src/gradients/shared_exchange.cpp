@@ -43,7 +43,7 @@ std::vector<std::vector<std::size_t>> members_of_buckets(const std::vector<at::T
 }
 
 // Each rank writes one word per gradient, and after them these words: its flags, the word of
-// FusableGradients::set_check_word(), and the two halves of its weight.
+// SharedExchange::set_check_word(), and the two halves of its weight.
 constexpr std::size_t extra_words = 4;
 
 /// Returns `on_chunk`, extended so that each call is an event in a trace.
@@ -202,9 +202,6 @@ void SharedExchange::begin_round() {
   write_notes();
   if (nodes_) nodes_->begin(arrival_ == Arrival::left || arrival_ == Arrival::left_in_backward);
   failure_ = nullptr;
-  announced_ = 0;
-  missing_ = gradients_.size();
-  round_over_ = false;
   for (std::size_t b = 0; b < buckets_.size(); ++b) buckets_[b].missing = layout_.buckets[b].members.size();
   for (std::size_t i = 0; i < gradients_.size(); ++i) drop_copy(i);
   if (thread_ && in_backward()) thread_->start();
@@ -245,14 +242,14 @@ void SharedExchange::add_gradient(std::size_t index, const at::Tensor& gradient,
   note_arrival(index, use);
   --bucket.missing;
   announce_complete();
-  if (--missing_ == 0 && nodes_ && arrival_ != Arrival::left_in_backward) nodes_->send(notes_);
+  if (nodes_ && reduction_.announced_all() && arrival_ != Arrival::left_in_backward) nodes_->send(notes_);
   if (nodes_ && !thread_ && in_backward()) nodes_->advance();
 }
 
 void SharedExchange::announce_complete() {
   const auto& order = reduction_.order();
-  for (; announced_ < buckets_.size() && buckets_[order[announced_]].missing == 0; ++announced_)
-    reduction_.announce(buckets_[order[announced_]].data);
+  while (!reduction_.announced_all() && buckets_[order[reduction_.own_announced()]].missing == 0)
+    reduction_.announce(buckets_[order[reduction_.own_announced()]].data);
 }
 
 /// Sets the order of buckets to the order in which the first rank's first complete backward() has completed them.
@@ -336,17 +333,15 @@ void SharedExchange::finish() {
 }
 
 void SharedExchange::finish_with(const ChunkStep& step) {
-  if (round_over_) {
+  if (reduction_.is_over()) {
     // This is another call in the same round: begin another reduction of the same gradients.
     reduction_.begin();
     if (nodes_) nodes_->begin_again();
-    announced_ = 0;
     for (std::size_t i = 0; i < gradients_.size(); ++i)
       reduction_.write_word(i, static_cast<std::uint32_t>(gradients_[i].use));
     write_notes();
   }
   run(step.on_chunk, &step);
-  round_over_ = true;
 }
 
 bool SharedExchange::holds(std::size_t index) const noexcept {

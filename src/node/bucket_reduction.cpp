@@ -80,7 +80,7 @@ void BucketReduction::begin() {
   ++round_;
   own_announced_ = seen_by_rank_.ready = seen_by_thread_.ready = 0;
   own_chunk_ = rank_ < owners_ ? static_cast<std::size_t>(rank_) : chunks_.size();
-  finished_ = false;
+  finished_ = over_ = false;
 }
 
 void BucketReduction::announce(const void* data) {
@@ -148,11 +148,11 @@ bool BucketReduction::advance(const OnChunk& on_chunk) {
 }
 
 bool BucketReduction::finish() {
-  if (own_announced_ < buckets_.size()) return false;
+  if (!announced_all()) return false;
   if (!std::exchange(finished_, true)) shared_->ranks[rank_].finished.store(round_, std::memory_order_release);
   for (int r = 0; r < size_; ++r)
     if (shared_->ranks[r].finished.load(std::memory_order_acquire) < round_) return false;
-  return true;
+  return over_ = true;
 }
 
 std::uint32_t BucketReduction::word(int rank, std::size_t index) const {

@@ -3,6 +3,7 @@
 #include "base/log.hpp"
 #include "base/page_size.hpp"
 #include "comm/shared_memory.hpp"
+#include "gradients/shared_exchange.hpp"
 #include "gradients/tensor_changes.hpp"
 #include "muster/error.hpp"
 #include "node/finite.hpp"
@@ -127,7 +128,7 @@ void FusedStep::reserve(node::SharedSegment& segment, const Topology& topology,
 }
 
 /// Returns the chunks of state of which this rank updates its node's share.
-std::vector<ScatteredState::Chunk> FusedStep::own_state(const gradients::FusableGradients& gradients,
+std::vector<ScatteredState::Chunk> FusedStep::own_state(const gradients::SharedExchange& gradients,
                                                         const std::vector<at::Tensor>& parameters,
                                                         const std::vector<std::vector<Pages>>& pages) {
   std::vector<ScatteredState::Chunk> state;
@@ -147,7 +148,7 @@ bool FusedStep::fits(const std::vector<at::Tensor>& parameters) {
   });
 }
 
-std::unique_ptr<FusedStep> FusedStep::make(gradients::FusableGradients& gradients, std::vector<at::Tensor> parameters,
+std::unique_ptr<FusedStep> FusedStep::make(gradients::SharedExchange& gradients, std::vector<at::Tensor> parameters,
                                            int states, bool with_second_copy) {
   // The layout: for each bucket, separate pages for the parameters and for each kind of state; at the end,
   // chunk_results().
@@ -192,7 +193,7 @@ std::unique_ptr<FusedStep> FusedStep::make(gradients::FusableGradients& gradient
                                                   std::move(pages), bytes, std::move(scattered)));
 }
 
-FusedStep::FusedStep(gradients::FusableGradients& gradients, std::vector<at::Tensor> parameters, int states,
+FusedStep::FusedStep(gradients::SharedExchange& gradients, std::vector<at::Tensor> parameters, int states,
                      std::vector<std::unique_ptr<Copy>> copies, std::vector<std::vector<Pages>> pages,
                      std::size_t bytes, std::unique_ptr<ScatteredState> scattered)
     : gradients_(&gradients),

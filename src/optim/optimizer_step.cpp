@@ -5,6 +5,7 @@
 #include "gradients/hooks.hpp"
 #include "gradients/prepared_model.hpp"
 #include "gradients/reducer.hpp"
+#include "gradients/shared_exchange.hpp"
 #include "gradients/tensor_changes.hpp"
 #include "muster/error.hpp"
 #include "optim/fused_step.hpp"
@@ -469,7 +470,7 @@ class Step final : public OptimizerStep, public SnapshotSource, public gradients
   std::size_t rates_number_;               ///< position of this optimizer in last_rates_
   std::int64_t steps_ = 0;
   std::unique_ptr<FusedStep> fused_;
-  std::weak_ptr<gradients::FusableGradients> gradients_;  ///< of fused_; expires when the exchange is replaced
+  std::weak_ptr<gradients::SharedExchange> gradients_;  ///< of fused_; expires when the exchange is replaced
   const std::shared_ptr<const void> lifetime_ = std::make_shared<char>();  ///< identifies this optimizer to reducers
   double grad_norm_ = 0;
 };

@@ -1074,7 +1074,13 @@ TEST(AFusedOptimizer, StepsWithoutTheOthersOnceItsModelIsGone) {
         EXPECT_NO_THROW(training.optimizer->step());
         EXPECT_FALSE(at::equal(training.net->middle->weight, before));
       } else {
-        EXPECT_THROW(training.optimizer->step(), Error);
+        try {
+          training.optimizer->step();
+          ADD_FAILURE() << "it has stepped with a part of its state";
+        } catch (const Error& error) {
+          EXPECT_NE(std::string(error.what()).find("the other nodes have parts of its state"), std::string::npos)
+              << error.what();
+        }
         EXPECT_TRUE(at::equal(training.net->middle->weight, before));
       }
     }
