@@ -68,7 +68,7 @@ class MUSTER_API DataParallel {
   ~DataParallel();
 
   /// Returns the same optimizer, made aware of the other ranks; see muster/optimizer.hpp. It may outlive this object,
-  /// and is then an ordinary one. Collective.
+  /// and is then an ordinary one; if it is fused over several nodes, call gather_state() before. Collective.
   template <class O>
   requires std::derived_from<O, torch::optim::Optimizer> PreparedOptimizer<O> prepare_optimizer(
       O optimizer, const OptimizerOptions& options = {}) {

@@ -43,8 +43,8 @@ struct ModelOptions {
   /// are not fused. An Error (ExitCode::usage) with virtual workers.
   CommHook comm_hook = {};
   /// True: a separate thread averages gradients while backward() computes. Empty: it does so if a rank has at least one
-  /// core more than threads of torch, since that is faster. Only for parameters on the CPU, and if several threads may
-  /// call MPI; gloo and NCCL always have threads of their own.
+  /// core more than threads of torch, since that is faster. Over several nodes, only if several threads may call MPI.
+  /// Not for gradients in buckets: the process groups that send them have threads of their own.
   std::optional<bool> progress_thread = {};
   /// Replaces torch's batch-norms in the torch::nn::Sequential containers of the model by those of
   /// muster/sync_batch_norm.hpp, with the same parameters and names. The batch-norms of an ExportedModule are

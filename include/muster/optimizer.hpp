@@ -108,7 +108,7 @@ class MUSTER_API Prepared {
   /// Over several nodes, a fused optimizer keeps a share of its state on each node. This function makes the whole
   /// state() readable on all ranks until the next step. Saves call it themselves; Checkpoint::from_dict() and
   /// state_dict() do not. On one node, or without fusing, it does nothing. Throws an Error (ExitCode::retry) if a node
-  /// has no memory for it. Collective.
+  /// has no memory for it. After the session, step() is an Error unless the state was gathered in time. Collective.
   void gather_state();
 
  protected:

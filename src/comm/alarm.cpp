@@ -39,17 +39,10 @@ void Alarm::raise(const Outcome& mine) {
   }
 }
 
-void Alarm::receive(const MPI_Status& status) {
-  std::string bytes(longest_notice + packed_fields, '\0');
-  MPI_Status received;
-  check(MPI_Recv(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, status.MPI_SOURCE, tag_, comm_, &received),
-        "MPI_Recv");
-  int length = 0;
-  check(MPI_Get_count(&received, MPI_BYTE, &length), "MPI_Get_count");
-  bytes.resize(static_cast<std::size_t>(length));
-  received_from_[static_cast<std::size_t>(received.MPI_SOURCE)] = true;
-  const int rank = received.MPI_SOURCE;
-  const auto theirs = unpack(bytes);
+void Alarm::note(const Letter& notice) {
+  const int rank = notice.from;
+  received_from_[static_cast<std::size_t>(rank)] = true;
+  const auto theirs = unpack(notice.bytes);
   if (theirs.stalled) note_stalled(rank);
   if (is_raised_) return;
   cause_.emplace(theirs.code, rank, str("rank ", rank, " failed: ", theirs.text));
@@ -62,10 +55,7 @@ void Alarm::poll() {
   if (size_ == 1) return;
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock) return;
-  int flag = 0;
-  MPI_Status status;
-  check(MPI_Iprobe(MPI_ANY_SOURCE, tag_, comm_, &flag, &status), "MPI_Iprobe");
-  if (flag) receive(status);
+  if (const auto notice = receive_letter(comm_, MPI_ANY_SOURCE, tag_)) note(*notice);
 }
 
 void Alarm::throw_if_raised() {
@@ -77,9 +67,8 @@ void Alarm::clear(const std::vector<bool>& raised) {
   const std::lock_guard lock(mutex_);
   for (int r = 0; r < size_; ++r) {
     if (r == rank_ || !raised[static_cast<std::size_t>(r)] || received_from_[static_cast<std::size_t>(r)]) continue;
-    MPI_Status status;
-    check(MPI_Probe(r, tag_, comm_, &status), "MPI_Probe");
-    receive(status);
+    check(MPI_Probe(r, tag_, comm_, MPI_STATUS_IGNORE), "MPI_Probe");
+    note(receive_letter(comm_, r, tag_).value());
   }
   // The sends complete, since every other rank receives this notice, in its own clear() at the latest.
   if (!sends_.empty())

@@ -2,6 +2,7 @@
 // them.
 #pragma once
 
+#include "comm/mpi_call.hpp"
 #include "comm/outcome.hpp"
 #include "comm/pool.hpp"
 
@@ -46,7 +47,7 @@ class Alarm {
   void clear(const std::vector<bool>& raised);
 
  private:
-  void receive(const MPI_Status& status);
+  void note(const Letter& notice);
   void note_stalled(int rank);
 
   const PooledCommunicator comm_;

@@ -9,6 +9,8 @@
 
 namespace muster::detail::comm {
 
+class PooledCommunicator;
+
 /// Sends and receives small messages that no rank has to wait for. Uses a separate communicator without collectives, so
 /// failed attempts leave nothing half done and the mailbox stays usable. Only one thread of a rank uses it.
 class Mailbox {
@@ -26,8 +28,7 @@ class Mailbox {
   std::optional<std::string> receive();
 
  private:
-  struct Memory;
-  std::unique_ptr<Memory> memory_;
+  std::unique_ptr<PooledCommunicator> comm_;
 };
 
 }  // namespace muster::detail::comm

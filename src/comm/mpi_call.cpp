@@ -86,6 +86,17 @@ bool test_all(std::span<MPI_Request> requests, std::span<MPI_Status> statuses) {
   return all;
 }
 
+std::optional<Letter> receive_letter(MPI_Comm comm, int from, int tag) {
+  int flag = 0, length = 0;
+  MPI_Status status;
+  check(MPI_Iprobe(from, tag, comm, &flag, &status), "MPI_Iprobe");
+  if (!flag) return {};
+  check(MPI_Get_count(&status, MPI_BYTE, &length), "MPI_Get_count");
+  Letter letter{status.MPI_SOURCE, std::string(static_cast<std::size_t>(length), '\0')};
+  check(MPI_Recv(letter.bytes.data(), length, MPI_BYTE, letter.from, tag, comm, MPI_STATUS_IGNORE), "MPI_Recv");
+  return letter;
+}
+
 int rank_in(MPI_Comm comm) {
   int rank = 0;
   check(MPI_Comm_rank(comm, &rank), "MPI_Comm_rank");

@@ -6,7 +6,9 @@
 
 #include <mpi.h>
 
+#include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 namespace muster::detail::comm {
@@ -29,6 +31,15 @@ int test(MPI_Request& request, bool& completed, MPI_Status* status = MPI_STATUS_
 /// `statuses` has one for each request, or is empty. If a request has failed, throws that request's Error; MPI_Testall
 /// would only say that some request has failed.
 bool test_all(std::span<MPI_Request> requests, std::span<MPI_Status> statuses = {});
+
+/// A message that has come.
+struct Letter {
+  int from = 0;
+  std::string bytes = {};
+};
+/// Receives the next message from that rank, or from any by MPI_ANY_SOURCE, if one has come. For short messages, which
+/// MPI delivers without the sender's help; never waits.
+std::optional<Letter> receive_letter(MPI_Comm comm, int from, int tag);
 
 /// This process's rank in `comm`, and the size of `comm`.
 int rank_in(MPI_Comm comm);

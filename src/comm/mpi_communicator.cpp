@@ -27,6 +27,12 @@ void wait_for_all_ranks(const char* doing, const std::function<bool()>& ready) {
 
 std::size_t bytes_of(const node::Call& call) { return call.count * node::size_of(call.type); }
 
+/// True if the request has finished, also with an error.
+bool is_over(MPI_Request& request) {
+  bool completed = false;
+  return test(request, completed) != MPI_SUCCESS || completed;
+}
+
 }  // namespace
 
 std::uint64_t new_id(MPI_Comm comm, int first) {
@@ -76,6 +82,14 @@ MPI_Request MpiCommunicator::send(const void* data, int count, MPI_Datatype type
   return request;
 }
 
+void MpiCommunicator::post(std::string bytes, int to, int tag) {
+  auto kept = std::make_shared<std::string>(std::move(bytes));
+  const std::lock_guard lock(mutex_);
+  while (!posted_.empty() && is_over(posted_.front().request)) posted_.pop_front();
+  const auto request = send(kept->data(), static_cast<int>(kept->size()), MPI_BYTE, to, tag);
+  posted_.push_back({request, std::move(kept)});
+}
+
 void MpiCommunicator::abandon(std::vector<MPI_Request> receives, const std::vector<MPI_Request>& others,
                               std::shared_ptr<void> memory) {
   const std::lock_guard lock(mutex_);
@@ -89,6 +103,10 @@ void MpiCommunicator::abandon(std::vector<MPI_Request> receives, const std::vect
 void MpiCommunicator::free_memory() noexcept {
   std::vector<std::shared_ptr<void>> freed;  // its destructors run without the lock
   const std::lock_guard lock(mutex_);
+  for (auto& [request, bytes] : std::exchange(posted_, {})) {
+    pending_.push_back(request);
+    memory_.push_back(bytes);
+  }
   if (receives_.empty() && pending_.empty()) freed.swap(memory_);
 }
 
@@ -189,12 +207,9 @@ bool MpiCommunicator::catch_up(const AllMax& all_max) {
   return true;
 }
 
-/// True if all abandoned requests have finished. A request that ended with an error counts as finished.
+/// True if all abandoned requests have finished.
 bool MpiCommunicator::all_finished() {
-  std::erase_if(pending_, [](MPI_Request& request) {
-    bool completed = false;
-    return test(request, completed) != MPI_SUCCESS || completed;
-  });
+  std::erase_if(pending_, is_over);
   return pending_.empty();
 }
 

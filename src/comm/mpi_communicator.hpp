@@ -15,10 +15,12 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
+#include <string>
 #include <vector>
 
 namespace muster::detail::comm {
@@ -43,6 +45,9 @@ class MpiCommunicator {
   MPI_Request start(const node::Call& call, void* data);
   /// Starts a message to a rank.
   MPI_Request send(const void* data, int count, MPI_Datatype type, int to, int tag);
+
+  /// Sends bytes to a rank, for which nobody waits, and keeps them until MPI has read them. Local; any thread.
+  void post(std::string bytes, int to, int tag);
 
   /// Takes over requests for which this rank no longer waits, and the memory that they use. Local; any thread.
   void abandon(std::vector<MPI_Request> receives, const std::vector<MPI_Request>& others, std::shared_ptr<void> memory);
@@ -83,7 +88,13 @@ class MpiCommunicator {
   std::array<std::uint64_t, kept_calls> calls_ = {};
   const std::unique_ptr<std::atomic<bool>[]> has_sent_to_;  ///< [rank]: true after a message to it, until clean()
   bool is_usable_ = true;
-  std::mutex mutex_;  ///< guards the abandoned requests and memory below
+  struct Posted {
+    MPI_Request request;
+    std::shared_ptr<std::string> bytes;
+  };
+  std::mutex mutex_;  ///< guards the members below
+  std::deque<Posted> posted_;
+  // Abandoned requests and memory.
   std::vector<MPI_Request> receives_;
   std::vector<MPI_Request> pending_;
   std::vector<std::shared_ptr<void>> memory_;

@@ -76,18 +76,6 @@ void finalise_mpi(bool on_one_node) noexcept {
   if (!mpi_is_finalised() && (on_one_node || !may_hang_in_finalize())) MPI_Finalize();
 }
 
-void call_before_finalize(void (*call)()) {
-  static void (*called)() = nullptr;
-  called = call;
-  int key = MPI_KEYVAL_INVALID;
-  const auto on_delete = [](MPI_Comm, int, void*, void*) {
-    called();
-    return MPI_SUCCESS;
-  };
-  check(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, on_delete, &key, nullptr), "MPI_Comm_create_keyval");
-  check(MPI_Comm_set_attr(MPI_COMM_SELF, key, nullptr), "MPI_Comm_set_attr");
-}
-
 std::pair<int, int> rank_and_size() { return {rank_in(MPI_COMM_WORLD), size_in(MPI_COMM_WORLD)}; }
 
 Communicator world_of_mpi() { return from_mpi(MPI_COMM_WORLD); }

@@ -40,8 +40,6 @@ class MpiScope {
 MUSTER_INTERNAL_API bool initialise_mpi();
 /// Finalises MPI, but not if this library may hang in it over several nodes. Call it if initialise_mpi() was true.
 MUSTER_INTERNAL_API void finalise_mpi(bool on_one_node) noexcept;
-/// Makes MPI_Finalize() call `call` at its beginning, when MPI can still be used. Use this function once per process.
-MUSTER_INTERNAL_API void call_before_finalize(void (*call)());
 /// This process's rank in MPI_COMM_WORLD, and the number of ranks there. Local.
 MUSTER_INTERNAL_API std::pair<int, int> rank_and_size();
 /// All ranks of MPI_COMM_WORLD. Collective.

@@ -30,6 +30,18 @@ bool mpi_is_finalised() noexcept {
   return MPI_Finalized(&finalised) == MPI_SUCCESS && finalised != 0;
 }
 
+void call_before_finalize(void (*call)()) {
+  int key = MPI_KEYVAL_INVALID;
+  const auto on_delete = [](MPI_Comm, int, void*, void* its_call) {
+    reinterpret_cast<void (*)()>(its_call)();
+    return MPI_SUCCESS;
+  };
+  // MPI_Finalize() first deletes the attributes of MPI_COMM_SELF.
+  check(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, on_delete, &key, reinterpret_cast<void*>(call)),
+        "MPI_Comm_create_keyval");
+  check(MPI_Comm_set_attr(MPI_COMM_SELF, key, nullptr), "MPI_Comm_set_attr");
+}
+
 bool threads_may_call_mpi() noexcept {
   int provided = MPI_THREAD_SINGLE;
   return MPI_Query_thread(&provided) == MPI_SUCCESS && provided == MPI_THREAD_MULTIPLE;

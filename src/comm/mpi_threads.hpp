@@ -15,6 +15,9 @@ MUSTER_INTERNAL_API bool mpi_is_initialised() noexcept;
 /// True from MPI_Finalize on.
 MUSTER_INTERNAL_API bool mpi_is_finalised() noexcept;
 
+/// Makes MPI_Finalize() call `call` at its beginning, when MPI can still be used.
+MUSTER_INTERNAL_API void call_before_finalize(void (*call)());
+
 /// True if several threads may call MPI at once (MPI_THREAD_MULTIPLE).
 MUSTER_INTERNAL_API bool threads_may_call_mpi() noexcept;
 

@@ -2,8 +2,9 @@
 
 #include "comm/mpi_call.hpp"
 
+#include <cstring>
 #include <iterator>
-#include <memory>
+#include <string>
 
 namespace muster::detail::comm {
 namespace {
@@ -13,13 +14,8 @@ constexpr int note_tag = 1;
 
 }  // namespace
 
-Presence::~Presence() {
-  const auto kept = std::make_shared<Sends>(std::move(sends_));
-  comm_->abandon({}, kept->requests, kept);  // MPI may still read the notes
-}
-
 void Presence::send(int rank, Note note) {
-  sends_.requests.push_back(comm_->send(&sends_.notes.emplace_back(note), sizeof note, MPI_BYTE, rank, note_tag));
+  comm_->post(std::string(reinterpret_cast<const char*>(&note), sizeof note), rank, note_tag);
 }
 
 void Presence::ask(const std::vector<int>& ranks, std::int64_t agreement) {
@@ -30,14 +26,10 @@ void Presence::ask(const std::vector<int>& ranks, std::int64_t agreement) {
 
 void Presence::poll(std::int64_t agreement) {
   const std::lock_guard lock(mutex_);
-  for (;;) {
-    int flag = 0;
-    MPI_Status status;
-    check(MPI_Iprobe(MPI_ANY_SOURCE, note_tag, comm_, &flag, &status), "MPI_Iprobe");
-    if (!flag) break;
+  while (const auto letter = receive_letter(comm_, MPI_ANY_SOURCE, note_tag)) {
     Note note;
-    check(MPI_Recv(&note, sizeof note, MPI_BYTE, status.MPI_SOURCE, note_tag, comm_, MPI_STATUS_IGNORE), "MPI_Recv");
-    (note.is_answer != 0 ? answers_ : questions_)[status.MPI_SOURCE] = note.agreement;
+    std::memcpy(&note, letter->bytes.data(), sizeof note);
+    (note.is_answer != 0 ? answers_ : questions_)[letter->from] = note.agreement;
   }
   if (agreement == 0) return;
   for (auto question = questions_.begin(); question != questions_.end();) {
@@ -46,7 +38,6 @@ void Presence::poll(std::int64_t agreement) {
     // A rank that asks about a later agreement is ahead, and gets its answer there.
     question = number <= agreement ? questions_.erase(question) : std::next(question);
   }
-  if (test_all(sends_.requests)) sends_ = {};
 }
 
 bool Presence::has_answered(int rank, std::int64_t agreement) const {

@@ -3,10 +3,7 @@
 
 #include "comm/pool.hpp"
 
-#include <mpi.h>
-
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -20,7 +17,6 @@ class Presence {
  public:
   /// Messages go over `comm`, with a tag of their own.
   explicit Presence(const PooledCommunicator& comm) : comm_(comm) {}
-  ~Presence();
   Presence(const Presence&) = delete;
   Presence& operator=(const Presence&) = delete;
 
@@ -38,11 +34,6 @@ class Presence {
     std::int64_t agreement = 0;
     std::int64_t is_answer = 0;
   };
-  /// Messages that are still being sent.
-  struct Sends {
-    std::deque<Note> notes = {};  ///< a deque, since it never moves its elements
-    std::vector<MPI_Request> requests = {};
-  };
   void send(int rank, Note note);
 
   const PooledCommunicator& comm_;
@@ -50,7 +41,6 @@ class Presence {
   std::map<int, std::int64_t> asked_;      ///< by rank: the last agreement about which this rank has asked that rank
   std::map<int, std::int64_t> questions_;  ///< by rank: the agreement of its question that is not answered yet
   std::map<int, std::int64_t> answers_;    ///< by rank: the last agreement for which that rank has answered
-  Sends sends_;
 };
 
 }  // namespace muster::detail::comm

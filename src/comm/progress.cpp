@@ -1,13 +1,12 @@
 #include "comm/progress.hpp"
 
 #include "base/text.hpp"
-#include "comm/mpi_call.hpp"
+#include "base/thread.hpp"
 #include "comm/mpi_threads.hpp"
 #include "comm/wait.hpp"
 #include "muster/error.hpp"
 
 #include <pthread.h>
-#include <signal.h>
 #include <time.h>
 
 #include <atomic>
@@ -118,22 +117,16 @@ void forget_after_fork() {
   unlock_after_fork();
 }
 
-/// MPI_Finalize() first deletes the attributes of MPI_COMM_SELF.
-int on_finalize(MPI_Comm, int, void*, void*) {
-  end_progress();
-  progress().is_finalised = true;
-  return MPI_SUCCESS;
-}
-
 }  // namespace
 
 void prepare_progress() {
   static std::once_flag once;
   std::call_once(once, [] {
     ::pthread_atfork(lock_before_fork, unlock_after_fork, forget_after_fork);
-    int key = MPI_KEYVAL_INVALID;
-    check(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, on_finalize, &key, nullptr), "MPI_Comm_create_keyval");
-    check(MPI_Comm_set_attr(MPI_COMM_SELF, key, nullptr), "MPI_Comm_set_attr");
+    call_before_finalize([] {
+      end_progress();
+      progress().is_finalised = true;
+    });
   });
 }
 
@@ -160,13 +153,7 @@ bool advance_in_background(std::function<Advanced()> advance) {
     ::pthread_getcpuclockid(::pthread_self(), &all.owner);
     if (!std::exchange(all.is_started, true)) {
       std::atexit([] { end_progress(); });
-      sigset_t signals, before;  // the new thread blocks all signals; other threads receive them
-      ::sigfillset(&signals);
-      ::pthread_sigmask(SIG_SETMASK, &signals, &before);
-      std::thread thread(run);
-      ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-      ::pthread_setname_np(thread.native_handle(), "muster-progress");
-      thread.detach();
+      start_thread("muster-progress", run).detach();
     }
   }
   all.changed.notify_one();

@@ -6,11 +6,9 @@
 #include "muster/error.hpp"
 
 #include <cstdint>
-#include <deque>
-#include <memory>
+#include <cstring>
 #include <optional>
 #include <string>
-#include <vector>
 
 namespace muster::detail::comm {
 namespace {
@@ -47,12 +45,7 @@ class Rendezvous {
   }
   Rendezvous(const Rendezvous&) = delete;
   Rendezvous& operator=(const Rendezvous&) = delete;
-  ~Rendezvous() {
-    channel_.end(call_);
-    int sent = 0;
-    MPI_Testall(static_cast<int>(sends_->requests.size()), sends_->requests.data(), &sent, MPI_STATUSES_IGNORE);
-    if (!sent) channel_.transport->collective->abandon({}, sends_->requests, sends_);  // MPI may still read it
-  }
+  ~Rendezvous() { channel_.end(call_); }
 
   /// What rank 0 does.
   void lead() {
@@ -100,20 +93,15 @@ class Rendezvous {
   }
 
  private:
-  struct Sends {
-    std::deque<Note> notes;  // a deque, since it never moves its elements
-    std::vector<MPI_Request> requests;
-  };
-
   void wait(const std::function<bool()>& ready) {
     channel_.wait(
         ready, [&] { return std::string(doing_); }, call_);
   }
 
   void tell(int rank, Word word) {
-    const auto& note = sends_->notes.emplace_back(Note{attempt_, number_, word});
-    sends_->requests.push_back(
-        channel_.transport->collective->send(&note, sizeof note, MPI_BYTE, rank, rendezvous_tag));
+    const Note note{attempt_, number_, word};
+    channel_.transport->collective->post(std::string(reinterpret_cast<const char*>(&note), sizeof note), rank,
+                                         rendezvous_tag);
   }
   void tell_all(Word word) {
     for (int r = 1; r < channel_.size; ++r) tell(r, word);
@@ -123,14 +111,10 @@ class Rendezvous {
   std::optional<Word> receive(int from) {
     for (;;) {
       require_in_use(*channel_.world);
-      int flag = 0;
-      MPI_Status status;
-      check(MPI_Iprobe(from, rendezvous_tag, channel_.transport->collective, &flag, &status), "MPI_Iprobe");
-      if (!flag) return std::nullopt;
+      const auto letter = receive_letter(channel_.transport->collective, from, rendezvous_tag);
+      if (!letter) return std::nullopt;
       Note note;
-      check(MPI_Recv(&note, sizeof note, MPI_BYTE, status.MPI_SOURCE, rendezvous_tag, channel_.transport->collective,
-                     MPI_STATUS_IGNORE),
-            "MPI_Recv");
+      std::memcpy(&note, letter->bytes.data(), sizeof note);
       if (note.attempt == attempt_ && note.number == number_) return note.word;
     }
   }
@@ -159,7 +143,6 @@ class Rendezvous {
   std::int64_t attempt_;
   std::int64_t number_ = 0;
   Channel::RecordedCall call_;
-  std::shared_ptr<Sends> sends_ = std::make_shared<Sends>();
 };
 
 }  // namespace

@@ -28,6 +28,7 @@ struct Leaders {
   node::Slice share(std::size_t count, node::Dtype type, int of) const {
     return node::slice_of(count, nodes(), of, type);
   }
+  node::Slice own_share(std::size_t count, node::Dtype type) const { return share(count, type, node); }
 };
 
 /// Bytes of the slices into which a long array is cut, so that network and memory work at the same time. The leaders of

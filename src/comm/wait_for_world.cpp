@@ -44,14 +44,8 @@ class RollCall {
   }
 
   void listen() {
-    for (;;) {
-      int flag = 0;
-      MPI_Status status;
-      check(MPI_Iprobe(MPI_ANY_SOURCE, roll_call_tag, MPI_COMM_WORLD, &flag, &status), "MPI_Iprobe");
-      if (!flag) return;
-      check(MPI_Recv(nullptr, 0, MPI_BYTE, status.MPI_SOURCE, roll_call_tag, MPI_COMM_WORLD, MPI_STATUS_IGNORE),
-            "MPI_Recv");
-      const auto from = static_cast<std::size_t>(status.MPI_SOURCE);
+    while (const auto letter = receive_letter(MPI_COMM_WORLD, MPI_ANY_SOURCE, roll_call_tag)) {
+      const auto from = static_cast<std::size_t>(letter->from);
       has_come_[from] = true;
       tell(from);
     }

@@ -3,14 +3,13 @@
 #include "base/json.hpp"
 #include "base/log.hpp"
 #include "base/supervisor_message.hpp"
+#include "base/thread.hpp"
 #include "comm/handshake.hpp"
 #include "comm/mpi_call.hpp"
 #include "comm/mpi_threads.hpp"
 #include "muster/json.hpp"
 
 #include <linux/futex.h>
-#include <pthread.h>
-#include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -146,12 +145,7 @@ void WaitMonitor::start_answering() {
   stack_.emplace();
   ending_ = false;
   own_record().is_answering = true;
-  sigset_t all, before;  // the new thread blocks all signals; other threads receive them
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread([this] { run(); });
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  ::pthread_setname_np(thread_.native_handle(), "muster-watch");
+  thread_ = start_thread("muster-watch", [this] { run(); });
 }
 
 void WaitMonitor::end_answering() {
@@ -196,27 +190,15 @@ void WaitMonitor::run() {
 
 /// Answers the questions that have come from ranks of other nodes.
 void WaitMonitor::answer_questions() try {
-  for (;;) {
-    int flag = 0;
-    MPI_Status status;
-    check(MPI_Iprobe(MPI_ANY_SOURCE, question_tag, comm_, &flag, &status), "MPI_Iprobe");
-    if (!flag) return;
-    int length = 0;
-    check(MPI_Get_count(&status, MPI_BYTE, &length), "MPI_Get_count");
-    std::string bytes(static_cast<std::size_t>(length), '\0');
-    check(MPI_Recv(bytes.data(), length, MPI_BYTE, status.MPI_SOURCE, question_tag, comm_, MPI_STATUS_IGNORE),
-          "MPI_Recv");
-    const auto question = json_from_cbor(bytes);
+  while (const auto letter = receive_letter(comm_, MPI_ANY_SOURCE, question_tag)) {
+    const auto question = json_from_cbor(letter->bytes);
     const std::vector<int> ranks = question[3], late = question[4];
     const WaitedFor call{question[1], question[2], ranks};
     auto findings = inspect_node(call, ranks, question[5].get<bool>() ? &late : nullptr);
     add_stacks(findings);
     Json answer{question[0], Json::array()};
     for (const auto& finding : findings) answer[1].push_back(finding.pack());
-    const auto sent = std::make_shared<std::string>(json_to_cbor(answer));
-    const auto request =
-        comm_->send(sent->data(), static_cast<int>(sent->size()), MPI_BYTE, status.MPI_SOURCE, answer_tag);
-    comm_->abandon({}, {request}, sent);  // not waited for: the rank that asked may be gone
+    comm_->post(json_to_cbor(answer), letter->from, answer_tag);
   }
 } catch (const std::exception& error) {
   log::debug(str("answering another node: ", error.what()));
@@ -309,30 +291,21 @@ std::vector<WaitMonitor::Finding> WaitMonitor::ask_other_nodes(const WaitedFor& 
       of_node[shares_memory_ ? placement_.node_of_rank[static_cast<std::size_t>(r)] : -1 - r].push_back(r);
   const auto number = ++questions_;
   for (const auto& [unused, ranks] : of_node) {
-    const auto sent = std::make_shared<std::string>(json_to_cbor(
-        Json{number, call.channel, call.call_number, ranks, late ? *late : std::vector<int>(), late != nullptr}));
-    for (const int r : ranks | std::views::take(asked_ranks))
-      comm_->abandon({}, {comm_->send(sent->data(), static_cast<int>(sent->size()), MPI_BYTE, r, question_tag)},
-                     sent);  // not waited for: it may never be received
+    const auto question = json_to_cbor(
+        Json{number, call.channel, call.call_number, ranks, late ? *late : std::vector<int>(), late != nullptr});
+    for (const int r : ranks | std::views::take(asked_ranks)) comm_->post(question, r, question_tag);
   }
   std::vector<Finding> findings;
   auto left = of_node.size();
   const auto end = std::chrono::steady_clock::now() + answer_timeout;
   while (left > 0 && std::chrono::steady_clock::now() < end) {
-    int flag = 0;
-    MPI_Status status;
-    check(MPI_Iprobe(MPI_ANY_SOURCE, answer_tag, comm_, &flag, &status), "MPI_Iprobe");
-    if (!flag) {
+    const auto letter = receive_letter(comm_, MPI_ANY_SOURCE, answer_tag);
+    if (!letter) {
       if (!thread_answers()) answer_questions();  // another rank may have waited as long, and ask
       std::this_thread::sleep_for(1ms);
       continue;
     }
-    int length = 0;
-    check(MPI_Get_count(&status, MPI_BYTE, &length), "MPI_Get_count");
-    std::string bytes(static_cast<std::size_t>(length), '\0');
-    check(MPI_Recv(bytes.data(), length, MPI_BYTE, status.MPI_SOURCE, answer_tag, comm_, MPI_STATUS_IGNORE),
-          "MPI_Recv");
-    const auto answer = json_from_cbor(bytes);
+    const auto answer = json_from_cbor(letter->bytes);
     if (answer[0] != number) continue;  // an answer to an earlier question
     const int first = Finding::unpack(answer[1].at(0)).rank;
     if (std::ranges::find(findings, first, &Finding::rank) != findings.end()) continue;  // its node has answered
@@ -414,19 +387,17 @@ WaitMonitor::Decision WaitMonitor::decide(const WaitedFor& call, std::chrono::na
 void WaitMonitor::compare(const WaitedFor& call, std::int64_t attempt) const {
   const auto& own_record = *records_[static_cast<std::size_t>(rank_)];
   const auto own_calls = own_record.calls.last();
-  const auto mine = std::ranges::find_if(own_calls, [&](const watch::CallEntry& e) {
+  const auto is_it = [&](const watch::CallEntry& e) {
     return e.channel == call.channel && e.call_number == call.call_number;
-  });
+  };
+  const auto mine = std::ranges::find_if(own_calls, is_it);
   if (mine == own_calls.end()) return;
   const auto in = [](const watch::CallEntry& entry) { return nth_call(entry.text(), entry.call_number); };
   for (const int r : call.ranks) {
     const auto* const record = records_[static_cast<std::size_t>(r)];
     if (record == nullptr || r == rank_) continue;
     const auto calls = record->calls.last();
-    const auto there = [&](const watch::CallEntry& e) {
-      return e.channel == call.channel && e.call_number == call.call_number;
-    };
-    if (const auto theirs = std::ranges::find_if(calls, there); theirs != calls.end()) {
+    if (const auto theirs = std::ranges::find_if(calls, is_it); theirs != calls.end()) {
       if (is_same_call(mine->call, theirs->call)) continue;
       throw_mismatch(in(*mine), r, in(*theirs));
     }

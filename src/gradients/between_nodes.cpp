@@ -33,13 +33,9 @@ node::Chunking BetweenNodes::chunking(const Communicator& communicator) {
   return {comm::slice_bytes(communicator.topology().num_nodes, owners), owners};
 }
 
-BetweenNodes::BetweenNodes(Communicator communicator, node::BucketReduction& reduction, std::size_t parameters,
+BetweenNodes::BetweenNodes(Communicator communicator, node::BucketReduction& reduction,
                            std::optional<at::ScalarType> send_as, Keep keep)
-    : communicator_(std::move(communicator)),
-      reduction_(reduction),
-      send_as_(send_as),
-      keep_(std::move(keep)),
-      notes_(new std::vector<float>(parameters + note_count + word_bits)) {
+    : communicator_(std::move(communicator)), reduction_(reduction), send_as_(send_as), keep_(std::move(keep)) {
   const auto [bytes, leaders] = chunking(communicator_);
   if (communicator_.rank() == 0)
     log::debug(str("gradients cross ", counted(communicator_.topology().num_nodes, "node"), " in chunks of ",
@@ -47,17 +43,12 @@ BetweenNodes::BetweenNodes(Communicator communicator, node::BucketReduction& red
                    " at a time by each of ", counted(leaders, "leader"), " of a node"));
 }
 
-void BetweenNodes::begin(bool left, Flags flags, double weight) {
+void BetweenNodes::begin(bool left) {
   for (auto& led : led_) led.exchange.reset();
   exchanged_ = ended_ = {};
   left_ = left;
   again_ = false;
-  // A sum that a failed round has left may still be written to.
-  if (summed_.pending()) notes_ = std::make_shared<std::vector<float>>(notes_->size());
-  summed_ = {};
-  set_notes(flags, weight);
-  set_word(0);
-  missing_ = notes_->size() - notes().size();
+  notes_.reset();
 }
 
 void BetweenNodes::begin_again() {
@@ -65,26 +56,16 @@ void BetweenNodes::begin_again() {
   again_ = true;
 }
 
-void BetweenNodes::set_word(std::uint32_t word) {
-  for (std::size_t bit = 0; bit < word_bits; ++bit) notes()[note_count + bit] = static_cast<float>(word >> bit & 1);
-}
-
-bool BetweenNodes::all_words_equal() const {
-  const auto size = static_cast<float>(communicator_.size());
-  return std::ranges::all_of(notes().last(word_bits), [&](float sum) { return sum == 0 || sum == size; });
-}
-
-void BetweenNodes::note(std::size_t index, ParameterUse use) {
-  (*notes_)[index] = summand_of(use);
-  if (--missing_ > 0) return;
+void BetweenNodes::send(const Notes& notes) {
+  notes_ = std::make_shared<Notes>(notes);
+  const auto numbers = notes_->numbers();
   summed_ =
-      comm::Collectives(communicator_).all_reduce(notes_->data(), notes_->size(), node::Dtype::f32, ReduceOp::sum);
+      comm::Collectives(communicator_).all_reduce(numbers.data(), numbers.size(), node::Dtype::f32, ReduceOp::sum);
   summed_.keep(notes_);
 }
 
 node::Slice BetweenNodes::share_of(const node::BucketReduction::Chunk& chunk) const {
-  const auto& leaders = comm::leaders_of(communicator_);
-  return leaders.share(chunk.count, reduction_.buckets()[chunk.bucket].type, leaders.node);
+  return comm::leaders_of(communicator_).own_share(chunk.count, reduction_.buckets()[chunk.bucket].type);
 }
 
 /// `position` of the chunk among those that this rank leads: the same for the leaders of all nodes.
@@ -112,19 +93,23 @@ void BetweenNodes::start(const node::BucketReduction::Chunk& chunk, std::span<st
   led.data.assign(data.begin(), data.end());
   led.memory = keep_(chunk.bucket);
   auto type = reduction_.buckets()[chunk.bucket].type;
-  auto* sent = own(led);
-  if (data.size() > 1) {
-    if (left_) {
-      const std::shared_ptr<std::byte[]> sum(new std::byte[chunk.count * node::size_of(type)]);
-      led.memory = sum;
-      sent = sum.get();
-    }
-    const std::vector<const void*> sources(data.begin(), data.end());
+  auto*& mine = led.data[static_cast<std::size_t>(communicator_.topology().local_rank)];
+  auto* sent = mine;
+  std::vector<const void*> sources(data.begin(), data.end());
+  std::erase(sources, nullptr);
+  // A rank that has abandoned the round may have nothing, but the other nodes wait for its part of the exchange.
+  if (mine == nullptr || (left_ && data.size() > 1)) {
+    const std::shared_ptr<std::byte[]> sum(new std::byte[chunk.count * node::size_of(type)]);
+    led.memory = sum;
+    sent = sum.get();
+    if (mine == nullptr) mine = sent;
+  }
+  if (data.size() > 1 && !sources.empty()) {
     void* const target = sent;
     node::reduce_arrays(std::span(&target, 1), sources, chunk.count, {.type = type});
   }
-  const auto mine = share_of(chunk);
-  led.share.resize(left_ ? mine.count * node::size_of(type) : 0);
+  const auto share = share_of(chunk);
+  led.share.resize(left_ ? share.count * node::size_of(type) : 0);
   if (!left_) led.share.shrink_to_fit();
   double scale = 1.0 / communicator_.size();
   if (send_as_ && (type == node::Dtype::f32 || type == node::Dtype::f64)) {
@@ -137,8 +122,8 @@ void BetweenNodes::start(const node::BucketReduction::Chunk& chunk, std::span<st
     sent = static_cast<std::byte*>(led.narrow.mutable_data_ptr());
     type = *group::dtype_of(*send_as_);
     if (left_) {
-      led.wide = at::from_blob(led.share.data(), {static_cast<std::int64_t>(mine.count)}, real);
-      led.narrow = led.narrow.narrow(0, static_cast<std::int64_t>(mine.first), led.wide.numel());
+      led.wide = at::from_blob(led.share.data(), {static_cast<std::int64_t>(share.count)}, real);
+      led.narrow = led.narrow.narrow(0, static_cast<std::int64_t>(share.first), led.wide.numel());
     }
   }
   const comm::SliceExchange::Slice slice{sent, sent, chunk.count, type};
@@ -149,15 +134,15 @@ void BetweenNodes::start(const node::BucketReduction::Chunk& chunk, std::span<st
   else
     exchange(
         led, position, slice,
-        [target = static_cast<void*>(led.share.data()), reduction](const node::Slice& share, auto summands) {
-          node::reduce_arrays(std::span(&target, 1), summands, share.count, reduction);
+        [target = static_cast<void*>(led.share.data()), reduction](const node::Slice& own, auto summands) {
+          node::reduce_arrays(std::span(&target, 1), summands, own.count, reduction);
         },
         comm::SliceExchange::Halves::reduce);
   ++exchanged_.begun;
 }
 
 /// Called once the averages of the chunk's share are there and the notes are known.
-void BetweenNodes::start_end(std::size_t position, const FusableGradients::ChunkStep* step) {
+void BetweenNodes::start_end(std::size_t position, const ChunkStep* step) {
   auto& led = led_[position];
   const auto type = reduction_.buckets()[led.chunk.bucket].type;
   const auto mine = share_of(led.chunk);
@@ -181,7 +166,7 @@ void BetweenNodes::start_end(std::size_t position, const FusableGradients::Chunk
 void BetweenNodes::copy_to_node(const Led& led) const {
   const auto bytes = led.chunk.count * node::size_of(reduction_.buckets()[led.chunk.bucket].type);
   for (auto* const other : led.data)
-    if (other != own(led)) std::memcpy(other, own(led), bytes);
+    if (other != nullptr && other != own(led)) std::memcpy(other, own(led), bytes);
 }
 
 /// `writes_results`: true if the exchanges leave averages in the leader's gradients.
@@ -215,22 +200,20 @@ bool BetweenNodes::advance() {
 
 bool BetweenNodes::knows_notes() {
   advance();
-  return summed_.done();
+  return notes_ && summed_.done();
 }
 
 /// See finish(); each rank then throws an Error or begins the round again.
 bool BetweenNodes::ends_with_nothing() const {
-  const auto uses = std::span(*notes_).first(notes_->size() - notes().size());
-  return !all_words_equal() || (flags() & gradients_stale) != 0 ||
-         has_both(flags(), gradients_weighted, gradients_unweighted) ||
-         std::ranges::any_of(uses, [](float sum) { return users_of(sum) < 0; });
+  return !notes_->all_words_equal(communicator_.size()) || (notes_->flags() & gradients_stale) != 0 ||
+         notes_->any_abandoned();
 }
 
-bool BetweenNodes::finish(const FusableGradients::ChunkStep* step) {
-  advance();
+bool BetweenNodes::finish(const ChunkStep* step) {
+  const bool known = knows_notes();
   const bool exchanged = reduction_.gave_all() && exchanged_.begun == exchanged_.finished;
-  if (!left_) return exchanged && reduction_.finish() && summed_.done();
-  if (!summed_.done()) return false;
+  if (!left_) return exchanged && reduction_.finish() && known;
+  if (!known) return false;
   if (ends_with_nothing()) return exchanged && reduction_.finish();
   while (ended_.begun < exchanged_.finished &&
          ended_.begun - ended_.finished < most_under_way(chunking(communicator_).bytes))

@@ -24,6 +24,16 @@
 
 namespace muster::detail::gradients {
 
+/// What a fused optimizer does with the chunks of a round.
+struct ChunkStep {
+  /// Gets the gradients of each rank; over several nodes, the averages of this node's share of the chunk.
+  node::BucketReduction::OnChunk on_chunk;
+  /// Over several nodes: returns the address of a chunk in this node's memory. on_chunk has written this node's share
+  /// there, and the other nodes' shares are received there. Nothing is if it is empty or returns null, on all ranks
+  /// alike.
+  std::function<std::shared_ptr<std::byte>(const node::BucketReduction::Chunk& chunk)> result = {};
+};
+
 class BetweenNodes {
  public:
   /// Returns what keeps the memory of a bucket alive.
@@ -32,37 +42,29 @@ class BetweenNodes {
   /// How chunks are made for these nodes.
   static node::Chunking chunking(const Communicator& communicator);
 
-  /// The reduction's chunks are made by chunking(). `parameters`: their number. `send_as`: the type of 16 bits in which
-  /// wider real numbers are sent; their sum is formed in float and rounded once.
-  BetweenNodes(Communicator communicator, node::BucketReduction& reduction, std::size_t parameters,
-               std::optional<at::ScalarType> send_as, Keep keep);
+  /// The reduction's chunks are made by chunking(). `send_as`: the type of 16 bits in which wider real numbers are
+  /// sent; their sum is formed in float and rounded once.
+  BetweenNodes(Communicator communicator, node::BucketReduction& reduction, std::optional<at::ScalarType> send_as,
+               Keep keep);
 
   /// Begins a round, after the reduction's begin(). `left`: true if the gradients were left to a fused optimizer.
-  void begin(bool left, Flags flags, double weight);
+  void begin(bool left);
   /// Ends a round of such gradients once more, after the reduction's next begin(); averages and notes stay as they are.
   void begin_again();
-  /// Sets what begin() sets. Call it before the last note().
-  void set_notes(Flags flags, double weight) { put_notes(flags, weight, notes().first(note_count)); }
-  /// See FusableGradients::set_check_word(). Call it before the last note().
-  void set_word(std::uint32_t word);
-  /// Notes a gradient's use. Once it has been called for every gradient, the uses, the flags, the weights and the words
-  /// are summed over the ranks.
-  void note(std::size_t index, ParameterUse use);
+  /// Sums the round's notes over the ranks. Call it once in a round.
+  void send(const Notes& notes);
   /// Advances the chunks that this rank leads, and never waits; true if any went on. MPI must allow it if another
-  /// thread than that of note() calls it.
+  /// thread than that of send() calls it.
   bool advance();
-  /// Calls advance(); true once the sums of note() are known.
+  /// Calls advance(); true once notes() are known.
   bool knows_notes();
   /// Calls advance(); true once the round has ended on this node. `step`: what ends a round of gradients that were left
   /// to an optimizer; null for the averages. Such a round ends with neither if a rank has abandoned it, if gradients
   /// are stale, or if the ranks would end it in different ways.
-  bool finish(const FusableGradients::ChunkStep* step);
+  bool finish(const ChunkStep* step);
 
-  // The following are for the time after finish() has returned true, and for `step`.
-  int user_count(std::size_t index) const { return users_of((*notes_)[index]); }
-  Flags flags() const { return flags_of(notes().first(flag_bits)); }
-  double weight_sum() const { return weight_of(notes().subspan(flag_bits, weight_bits)); }
-  bool all_words_equal() const;
+  /// The notes of all ranks, once they are known.
+  const Notes& notes() const { return *notes_; }
 
  private:
   /// A chunk that this rank leads.
@@ -83,7 +85,7 @@ class BetweenNodes {
 
   bool ends_with_nothing() const;
   void start(const node::BucketReduction::Chunk& chunk, std::span<std::byte* const> data);
-  void start_end(std::size_t position, const FusableGradients::ChunkStep* step);
+  void start_end(std::size_t position, const ChunkStep* step);
   void exchange(Led& led, std::size_t position, const comm::SliceExchange::Slice& slice,
                 comm::SliceExchange::Reduce reduce, comm::SliceExchange::Halves halves);
   bool advance(Progress& progress, bool writes_results);
@@ -92,21 +94,18 @@ class BetweenNodes {
   std::byte* own(const Led& led) const {
     return led.data[static_cast<std::size_t>(communicator_.topology().local_rank)];
   }
-  /// The flags, the weight and the word.
-  std::span<float> notes() const { return std::span(*notes_).last(note_count + word_bits); }
 
   Communicator communicator_;
   node::BucketReduction& reduction_;
   std::optional<at::ScalarType> send_as_;
   Keep keep_;
-  std::deque<Led> led_;  ///< in the order in which this rank processes them
-  Progress exchanged_;   ///< of the chunks' first exchange, which is the only one unless gradients were left
-  Progress ended_;       ///< of the end of a round of gradients that were left
-  bool left_ = false;    ///< true if the round is of gradients that were left to an optimizer
-  bool again_ = false;   ///< true if the round ends once more
-  std::shared_ptr<std::vector<float>> notes_;  ///< [parameters + note_count + word_bits]
-  std::size_t missing_ = 0;                    ///< number of gradients that note() has yet to be called for
-  comm::Request summed_;                       ///< the all-reduce of notes_
+  std::deque<Led> led_;           ///< in the order in which this rank processes them
+  Progress exchanged_;            ///< of the chunks' first exchange, which is the only one unless gradients were left
+  Progress ended_;                ///< of the end of a round of gradients that were left
+  bool left_ = false;             ///< true if the round is of gradients that were left to an optimizer
+  bool again_ = false;            ///< true if the round ends once more
+  std::shared_ptr<Notes> notes_;  ///< null before send()
+  comm::Request summed_;          ///< the all-reduce of notes_
 };
 
 }  // namespace muster::detail::gradients

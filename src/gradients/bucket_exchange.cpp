@@ -6,15 +6,13 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/tensor.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
 #include <numeric>
-#include <span>
 #include <utility>
 
 namespace muster::detail::gradients {
@@ -31,50 +29,45 @@ at::Tensor buffer_for(c10d::ProcessGroup& group, std::int64_t elements, const at
 }  // namespace
 
 struct BucketExchange::Bucket {
-  GradBucket gradients;  ///< given to the communication hook
-  at::Tensor flat;       ///< the gradients, then `used`
-  /// One number for each gradient, then in the first bucket `note_count` numbers for flags and weight. Before the
-  /// all-reduce, this rank's numbers (summand_of(), put_notes()); afterwards their sums over the ranks.
-  at::Tensor used;
-  std::vector<float> users;  ///< the numbers of `used`, on the CPU
-  std::size_t missing = 0;   ///< number of gradients that add() has not been called with in this round
+  GradBucket gradients;     ///< given to the communication hook
+  at::Tensor flat;          ///< the gradients, then `notes`
+  at::Tensor notes;         ///< the number of each gradient in Notes, then in the first bucket all other numbers
+  std::size_t missing = 0;  ///< number of gradients that add() has not been called with in this round
   c10::intrusive_ptr<c10d::Work> work = {};
   watch::TraceEvent event = {};  ///< begins when the bucket's all-reduce starts, for a trace
 };
 
 BucketExchange::BucketExchange(const std::vector<at::Tensor>& parameters, Communicator communicator,
-                               c10::intrusive_ptr<c10d::ProcessGroup> group, const ModelOptions& options,
-                               bool progress_thread)
-    : communicator_(std::move(communicator)),
+                               c10::intrusive_ptr<c10d::ProcessGroup> group, const ModelOptions& options)
+    : Exchange(parameters.size(), group->getSize()),
+      communicator_(std::move(communicator)),
       group_(std::move(group)),
-      hook_(options.comm_hook),
-      first_bytes_(options.first_bucket_bytes),
-      most_bytes_(options.bucket_bytes),
+      options_(options),
       scale_(at::scalar_tensor(1.0 / group_->getSize(), at::kDouble)),
       parameters_(parameters),
-      types_(parameters, by_type_and_device(parameters)),
-      order_(parameters.size()) {
+      types_(parameters, by_type_and_device(parameters)) {
   for (const auto& [members, count] : types_.buckets)
     memory_.push_back(
-        buffer_for(*group_, static_cast<std::int64_t>(count + (1 + node::cache_line) * members.size() + note_count),
+        buffer_for(*group_, static_cast<std::int64_t>(count + (1 + node::cache_line) * members.size() + Notes::tail),
                    parameters[members.front()].options().requires_grad(false)));
-  std::iota(order_.rbegin(), order_.rend(), std::size_t{0});
-  fill_buckets();
-  if (progress_thread) thread_ = std::make_unique<ProgressThread>([this] { return advance(); });
+  std::vector<std::size_t> order(parameters.size());
+  std::iota(order.rbegin(), order.rend(), std::size_t{0});
+  fill_buckets(order);
 }
 
 BucketExchange::~BucketExchange() = default;
 
-void BucketExchange::fill_buckets() {
+/// `order`: indices of parameters, in the order in which backward() is expected to make their gradients.
+void BucketExchange::fill_buckets(const std::vector<std::size_t>& order) {
   std::vector<GradientSize> sizes;
   for (std::size_t i = 0; i < parameters_.size(); ++i)
     sizes.push_back({parameters_[i].nbytes(), static_cast<int>(types_.slices[i].bucket)});
-  layout_ = FlatLayout(parameters_, assign_buckets(sizes, order_, first_bytes_, most_bytes_));
+  layout_ = FlatLayout(parameters_, assign_buckets(sizes, order, options_.first_bucket_bytes, options_.bucket_bytes));
   buckets_.clear();
   std::vector<std::size_t> taken(memory_.size());
   for (const auto& [members, count] : layout_.buckets) {
     const auto type = types_.slices[members.front()].bucket;
-    const auto sums = members.size() + (buckets_.empty() ? note_count : 0);
+    const auto sums = members.size() + (buckets_.empty() ? Notes::tail : 0);
     const auto part = [&](std::size_t first, std::size_t elements) {
       return memory_[type].narrow(0, static_cast<std::int64_t>(taken[type] + first),
                                   static_cast<std::int64_t>(elements));
@@ -85,25 +78,20 @@ void BucketExchange::fill_buckets() {
     const auto index = buckets_.size();
     buckets_.push_back({.gradients = {gradients, std::move(views), index, index + 1 == layout_.buckets.size()},
                         .flat = part(0, count + sums),
-                        .used = part(count, sums),
-                        .users = std::vector<float>(sums)});
+                        .notes = part(count, sums)});
     taken[type] += node::whole_lines(count + sums);  // in elements; whole cache lines even if an element is one byte
   }
 }
 
-void BucketExchange::begin(Arrival arrival, Flags flags, double weight) {
-  if (std::exchange(order_changed_, false)) fill_buckets();
-  if (!buckets_.empty()) put_notes(flags, weight, std::span(buckets_.front().users).last(note_count));
+void BucketExchange::begin_round() {
+  if (!new_order_.empty()) fill_buckets(std::exchange(new_order_, {}));
   for (auto& bucket : buckets_) bucket.missing = bucket.gradients.views.size();
   started_ = ended_ = 0;
-  arrival_ = arrival;
-  arrived_.clear();
-  if (thread_ && arrival == Arrival::in_backward) thread_->start();
 }
 
-void BucketExchange::add(std::size_t index, const at::Tensor& gradient, ParameterUse use) {
+void BucketExchange::add_gradient(std::size_t index, const at::Tensor& gradient, ParameterUse use) {
   const at::NoGradGuard no_grad;
-  if (!order_fixed_ && use != ParameterUse::abandoned) arrived_.push_back(static_cast<std::int64_t>(index));
+  note_arrival(index, use);
   const auto& slice = layout_.slices[index];
   auto& bucket = buckets_[slice.bucket];
   auto values = bucket.gradients.views[slice.index_in_bucket];
@@ -111,20 +99,25 @@ void BucketExchange::add(std::size_t index, const at::Tensor& gradient, Paramete
     at::mul_out(values, gradient, scale_);
   else
     values.zero_();
-  bucket.users[slice.index_in_bucket] = summand_of(use);
   --bucket.missing;
   start_full_buckets();
-  if (!thread_) advance();
+  advance();
+}
+
+/// Calls call() with each number that the bucket sends with its gradients.
+void BucketExchange::for_notes_of(std::size_t bucket, const std::function<void(float& number)>& call) {
+  for (const auto i : layout_.buckets[bucket].members) call(notes_.numbers()[i]);
+  if (bucket == 0) std::ranges::for_each(notes_.numbers().last(Notes::tail), call);
 }
 
 void BucketExchange::start_full_buckets() {
-  if (started_ == buckets_.size() || buckets_[started_].missing > 0) return;
-  const auto lock = thread_ ? thread_->pause() : std::unique_lock<std::mutex>();
   for (; started_ < buckets_.size() && buckets_[started_].missing == 0; ++started_) {
     auto& full = buckets_[started_];
-    full.used.copy_(at::from_blob(full.users.data(), {static_cast<std::int64_t>(full.users.size())}, at::kFloat));
-    // A hook averages the gradients in finish(), so only `used` is summed here: a hook could compress it.
-    std::vector<at::Tensor> tensors{hook_ ? full.used : full.flat};
+    std::vector<float> notes;
+    for_notes_of(started_, [&](float& number) { notes.push_back(number); });
+    full.notes.copy_(at::tensor(notes));
+    // A hook averages the gradients in finish(), so only the notes are summed here: a hook could compress them.
+    std::vector<at::Tensor> tensors{options_.comm_hook ? full.notes : full.flat};
     full.event = {.name = "reduce bucket",
                   .track = watch::TraceTrack::buckets,
                   .begin_ns = watch::trace_begin(),
@@ -134,19 +127,17 @@ void BucketExchange::start_full_buckets() {
   }
 }
 
-bool BucketExchange::advance() {
-  const auto before = ended_;
+/// Polls the all-reduces that have started: some backends advance them only then.
+void BucketExchange::advance() {
   for (auto i = ended_; i < started_; ++i)
     if (buckets_[i].work->isCompleted() && i == ended_) {
       ++ended_;
       watch::record_until_now(buckets_[i].event);
     }
-  return ended_ != before;
 }
 
 void BucketExchange::finish() {
   const at::NoGradGuard no_grad;
-  if (thread_) thread_->stop();
   // wait_on() also returns, by an Error, if another rank fails; work->wait() of some backends would not.
   comm::wait_on(
       communicator_,
@@ -154,54 +145,33 @@ void BucketExchange::finish() {
         advance();
         return ended_ == buckets_.size();
       },
-      [] { return std::string("averaging gradients"); });
-  for (auto& bucket : buckets_) {
-    bucket.work->wait();
-    bucket.work.reset();
-    const auto users = bucket.used.abs().to(at::kCPU, at::kFloat);
-    std::copy_n(users.const_data_ptr<float>(), bucket.users.size(), bucket.users.begin());
+      [] { return std::string(averaging); });
+  if (buckets_.empty()) notes_.begin(0, 0);
+  for (std::size_t b = 0; b < buckets_.size(); ++b) {
+    buckets_[b].work->wait();
+    buckets_[b].work.reset();
+    const auto sums = buckets_[b].notes.abs().to(at::kCPU, at::kFloat);
+    for_notes_of(b, [next = sums.const_data_ptr<float>()](float& number) mutable { number = *next++; });
   }
-  if (hook_)
-    for (auto& bucket : buckets_) {
-      auto& gradients = bucket.gradients;
-      gradients.used.resize(gradients.views.size());
-      for (std::size_t i = 0; i < gradients.used.size(); ++i) gradients.used[i] = users_of(bucket.users[i]) != 0;
-      hook_(gradients, *group_);
+  if (options_.comm_hook)
+    for (std::size_t b = 0; b < buckets_.size(); ++b) {
+      auto& gradients = buckets_[b].gradients;
+      gradients.used.clear();
+      for (const auto i : layout_.buckets[b].members) gradients.used.push_back(notes_.user_count(i) != 0);
+      options_.comm_hook(gradients, *group_);
     }
   fix_order();
 }
 
-/// Sets the order in which gradients are expected to the order in which the first rank added them, once that rank has
-/// added all gradients during one backward().
+/// Sets the order in which gradients are expected, once it is known.
 void BucketExchange::fix_order() {
-  if (order_fixed_ || parameters_.empty()) return;
-  auto order = at::full({static_cast<std::int64_t>(parameters_.size())}, -1, at::kLong);
-  if (arrival_ == Arrival::in_backward && arrived_.size() == parameters_.size())
-    std::copy(arrived_.begin(), arrived_.end(), order.mutable_data_ptr<std::int64_t>());
-  std::vector<at::Tensor> from_first{order.to(parameters_.front().device())};
-  group_->broadcast(from_first)->wait();
-  order = from_first.front().cpu();
-  const auto* const first = order.const_data_ptr<std::int64_t>();
-  if (*first < 0) return;
-  order_fixed_ = true;
-  arrived_ = {};
-  order_changed_ = !std::equal(order_.begin(), order_.end(), first,
-                               [](std::size_t a, std::int64_t b) { return static_cast<std::int64_t>(a) == b; });
-  order_.assign(first, first + parameters_.size());
-}
-
-int BucketExchange::user_count(std::size_t index) const {
-  const auto& slice = layout_.slices[index];
-  return users_of(buckets_[slice.bucket].users[slice.index_in_bucket]);
-}
-
-Flags BucketExchange::flags() const {
-  return buckets_.empty() ? 0 : flags_of(std::span(buckets_.front().users).last(note_count).first(flag_bits));
-}
-
-double BucketExchange::mean_weight() const {
-  if (buckets_.empty()) return 0;
-  return weight_of(std::span(buckets_.front().users).last(weight_bits)) / group_->getSize();
+  const auto order = find_order([&](std::vector<std::int64_t>& own) {
+    std::vector<at::Tensor> from_first{at::tensor(own).to(parameters_.front().device())};
+    group_->broadcast(from_first)->wait();
+    const auto first = from_first.front().cpu();
+    std::copy_n(first.const_data_ptr<std::int64_t>(), own.size(), own.begin());
+  });
+  new_order_.assign(order.begin(), order.end());
 }
 
 void BucketExchange::fetch(std::size_t index, at::Tensor& gradient) {

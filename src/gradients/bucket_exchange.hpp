@@ -5,13 +5,13 @@
 
 #include "gradients/exchange.hpp"
 #include "gradients/flat_layout.hpp"
-#include "gradients/progress_thread.hpp"
 #include "muster/communicator.hpp"
 #include "muster/model.hpp"
 
 #include <c10/util/intrusive_ptr.h>
 
-#include <cstdint>
+#include <cstddef>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -24,56 +24,39 @@ namespace muster::detail::gradients {
 
 /// The process group has the communicator's ranks and serves this exchange only: in one backward(), the buckets of two
 /// models may start in different orders on different ranks.
-///
-/// Many members: the buckets and their order, which is final after the first complete round, and the progress of the
-/// current round.
 class BucketExchange final : public Exchange {
  public:
-  /// With `progress_thread`, a second thread advances the all-reduces while backward() computes. It is for process
-  /// groups that do not do so themselves; their works must allow calls from several threads (with MPI:
-  /// MPI_THREAD_MULTIPLE). Collective.
+  /// Collective.
   BucketExchange(const std::vector<at::Tensor>& parameters, Communicator communicator,
-                 c10::intrusive_ptr<c10d::ProcessGroup> group, const ModelOptions& options, bool progress_thread);
+                 c10::intrusive_ptr<c10d::ProcessGroup> group, const ModelOptions& options);
   ~BucketExchange() override;
 
-  void begin(Arrival arrival, Flags flags, double weight) override;
-  void add(std::size_t index, const at::Tensor& gradient, ParameterUse use) override;
   void finish() override;
-  int user_count(std::size_t index) const override;
   void fetch(std::size_t index, at::Tensor& gradient) override;
-  Flags flags() const override;
-  double mean_weight() const override;
 
  private:
   struct Bucket;
 
-  void fill_buckets();
+  void begin_round() override;
+  void add_gradient(std::size_t index, const at::Tensor& gradient, ParameterUse use) override;
+  void for_notes_of(std::size_t bucket, const std::function<void(float& number)>& call);
+  void fill_buckets(const std::vector<std::size_t>& order);
   void start_full_buckets();
-  /// Polls the all-reduces that have started. True if the oldest of them has ended.
-  bool advance();
+  void advance();
   void fix_order();
 
   Communicator communicator_;
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
-  CommHook hook_;
-  std::size_t first_bytes_, most_bytes_;  ///< size limits: of the first bucket of each type, of all other buckets
-  at::Tensor scale_;                      ///< 1 / number of ranks
+  ModelOptions options_;
+  at::Tensor scale_;  ///< 1 / number of ranks
   std::vector<at::Tensor> parameters_;
-  FlatLayout types_;                ///< groups the parameters by type and device
-  std::vector<at::Tensor> memory_;  ///< for each type and device, the memory of all its buckets
-  /// Indices of parameters, in the order in which backward() is expected to make their gradients.
-  std::vector<std::size_t> order_;
-  FlatLayout layout_;            ///< the slices of the parameters in buckets_
-  std::vector<Bucket> buckets_;  ///< in the order in which they start
-  std::size_t started_ = 0;      ///< number of buckets whose all-reduce has started
-  std::size_t ended_ = 0;        ///< number of buckets whose all-reduce is known to have ended
-
-  Arrival arrival_ = Arrival::at_once;
-  std::vector<std::int64_t> arrived_;  ///< indices of gradients, in the order in which this round has added them
-  bool order_fixed_ = false;           ///< true if order_ is final
-  bool order_changed_ = false;         ///< true if order_ has changed since the buckets were filled
-
-  std::unique_ptr<ProgressThread> thread_;  ///< last member, so that it is destroyed first
+  FlatLayout types_;                    ///< groups the parameters by type and device
+  std::vector<at::Tensor> memory_;      ///< for each type and device, the memory of all its buckets
+  FlatLayout layout_;                   ///< the slices of the parameters in buckets_
+  std::vector<Bucket> buckets_;         ///< in the order in which they start
+  std::size_t started_ = 0;             ///< number of buckets whose all-reduce has started
+  std::size_t ended_ = 0;               ///< number of buckets whose all-reduce is known to have ended
+  std::vector<std::size_t> new_order_;  ///< for the next round; empty if the order stays as it is
 };
 
 }  // namespace muster::detail::gradients

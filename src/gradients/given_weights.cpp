@@ -1,6 +1,7 @@
 #include "gradients/given_weights.hpp"
 
 #include "base/log.hpp"
+#include "gradients/exchange.hpp"
 #include "muster/error.hpp"
 
 #include <cmath>

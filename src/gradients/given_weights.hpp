@@ -1,7 +1,7 @@
 // Weights that the program gives to batches. Gradients are multiplied by them, and the averages divided by their mean.
 #pragma once
 
-#include "gradients/exchange.hpp"
+#include "gradients/notes.hpp"
 #include "step/batch_weight.hpp"
 
 namespace muster::detail::gradients {

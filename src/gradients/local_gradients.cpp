@@ -1,6 +1,7 @@
 #include "gradients/local_gradients.hpp"
 
 #include "base/text.hpp"
+#include "gradients/shared_exchange.hpp"
 #include "muster/error.hpp"
 
 #include <ATen/core/grad_mode.h>
@@ -14,9 +15,9 @@ namespace muster::detail::gradients {
 bool LocalGradients::begin_round(bool averages) {
   // Every rank does this, even a rank whose last round an exception has ended, since the ranks later compare what the
   // optimizer records here.
-  if (optimizer_ != nullptr && begun_since_step_) optimizer_->on_second_round();
-  const bool is_first = !begun_since_step_;
-  begun_since_step_ |= averages;
+  const bool is_first = rounds_ == 0;
+  if (optimizer_ != nullptr && !is_first) optimizer_->on_second_round();
+  rounds_ += averages;
   return is_first;
 }
 

@@ -34,11 +34,16 @@ class LocalGradients {
   /// The fused optimizer; null if there is none.
   FusedOptimizer* optimizer() const noexcept { return optimizer_; }
   /// Returns the previous one.
-  FusedOptimizer* set_optimizer(FusedOptimizer* optimizer) noexcept { return std::exchange(optimizer_, optimizer); }
+  FusedOptimizer* set_optimizer(FusedOptimizer* optimizer) noexcept {
+    rounds_ = 0;  // inside join(), ranks may have had different numbers
+    return std::exchange(optimizer_, optimizer);
+  }
   /// Call it when a round begins. True if it is the first averaging round since end_step().
   bool begin_round(bool averages);
   /// Call it at the end of a step or fetch_averages().
-  void end_step() noexcept { begun_since_step_ = false; }
+  void end_step() noexcept { rounds_ = 0; }
+  /// Number of averaging rounds that have begun since end_step().
+  unsigned rounds() const noexcept { return rounds_; }
 
   /// True if .grad of dense parameters holds this rank's own gradients, for a fused optimizer.
   bool any() const noexcept { return any_; }
@@ -85,7 +90,7 @@ class LocalGradients {
   std::vector<Marked> marked_;  ///< [parameters]
   FusedOptimizer* optimizer_ = nullptr;
   bool any_ = false;
-  bool begun_since_step_ = false;  ///< true if an averaging round has begun since end_step()
+  unsigned rounds_ = 0;
 };
 
 }  // namespace muster::detail::gradients

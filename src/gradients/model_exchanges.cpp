@@ -1,6 +1,7 @@
 #include "gradients/model_exchanges.hpp"
 
 #include "comm/progress.hpp"
+#include "gradients/shared_exchange.hpp"
 #include "muster/error.hpp"
 
 #include <algorithm>
@@ -23,19 +24,28 @@ std::vector<std::size_t> ModelExchanges::unfrozen() const {
   return found;
 }
 
+void throw_abandoned() {
+  throw Error(ExitCode::user_error, averaging,
+              "another rank has left this backward() by an exception and has continued training",
+              "Let the exception end the training function");
+}
+
 void ModelExchanges::extend(const std::vector<std::size_t>& unfrozen) {
   if (dense_ && std::ranges::all_of(unfrozen, [&](std::size_t i) { return has(i); })) return;
   end_early(/*valid=*/false);
-  for (const auto i : unfrozen) places_[i].index = 0;
+  auto places = places_;
+  for (const auto i : unfrozen) places[i].index = 0;
   std::vector<at::Tensor> dense, sparse;
-  for (std::size_t i = 0; i < places_.size(); ++i) {
-    if (!has(i)) continue;
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    if (places[i].index == Place::none) continue;
     auto& tensors = parameters_[i].sparse ? sparse : dense;
-    places_[i].index = tensors.size();
+    places[i].index = tensors.size();
     tensors.push_back(parameters_[i].tensor);
   }
-  dense_ = make_dense_(dense);
+  std::shared_ptr<Exchange> of_dense = make_dense_(dense);
   if (!sparse.empty()) sparse_ = make_sparse_(sparse);
+  dense_ = std::move(of_dense);
+  places_ = std::move(places);
 }
 
 std::vector<at::Tensor> ModelExchanges::dense_parameters() const {
@@ -67,9 +77,9 @@ bool ModelExchanges::given_in_backward(std::size_t parameter) const noexcept {
 
 void ModelExchanges::add(std::size_t parameter, ParameterUse use, ParameterUse use_in_step) {
   auto& place = places_[parameter];
-  place.added = true;
   place.given = averages_in_backward(parameter) ? use : use_in_step;
   of(parameter).add(place.index, parameters_[parameter].tensor.grad(), place.given);
+  place.added = true;  // not if the exchange has thrown
 }
 
 void ModelExchanges::add_missing(ParameterUse use) {
@@ -78,7 +88,6 @@ void ModelExchanges::add_missing(ParameterUse use) {
 }
 
 void ModelExchanges::finish() {
-  // The dense exchange comes first: until then, its progress thread may use the process group.
   if (dense_in_backward_) dense_->finish();
   if (sparse_) sparse_->finish();
 }
@@ -93,10 +102,7 @@ double ModelExchanges::mean_weight() const {
 
 int ModelExchanges::user_count(std::size_t parameter) const {
   const int users = of(parameter).user_count(places_[parameter].index);
-  if (users < 0)
-    throw Error(ExitCode::user_error, averaging,
-                "another rank has left this backward() by an exception and has continued training",
-                "Let the exception end the training function");
+  if (users < 0) throw_abandoned();
   return users;
 }
 
@@ -125,20 +131,30 @@ void ModelExchanges::give_left(const std::function<ParameterUse(std::size_t)>& u
   do {
     dense_->begin(Arrival::left, flags, 0);
     if (fusable != nullptr) fusable->set_check_word(word);
-    for (std::size_t i = 0; i < places_.size(); ++i)
-      if (has_dense(i)) dense_->add(places_[i].index, parameters_[i].tensor.grad(), use_in_step(i));
+    std::size_t next = 0;
+    try {
+      for (; next < places_.size(); ++next)
+        if (has_dense(next)) dense_->add(places_[next].index, parameters_[next].tensor.grad(), use_in_step(next));
+    } catch (...) {
+      abandon_dense(next);  // the other ranks wait for this one
+      throw;
+    }
     // A rank that has not given gradients early must begin again with those that have, and found theirs stale.
   } while (fusable != nullptr && fusable->averages_early() && !fusable->go_on(true, flags, word));
 }
 
-void ModelExchanges::abandon_left(Flags flags) {
-  // If there are sparse gradients, the other ranks have learned of it from their exchange, and begin no step.
-  if (dense_in_backward_ || sparse_) return;
-  end_early(/*valid=*/false);
-  dense_->begin(Arrival::left, flags, 0);
-  for (std::size_t i = 0; i < places_.size(); ++i)
+/// Ends a round of dense gradients in which those from `first` on are missing. Collective.
+void ModelExchanges::abandon_dense(std::size_t first) {
+  for (std::size_t i = first; i < places_.size(); ++i)
     if (has_dense(i)) dense_->add(places_[i].index, {}, ParameterUse::abandoned);
   dense_->finish();
+}
+
+void ModelExchanges::drop_dense(bool begun) {
+  if (begun && dense_in_backward_) return dense_->finish();
+  end_early(/*valid=*/false);
+  dense_->begin(Arrival::left, 0, 0);
+  abandon_dense(0);
 }
 
 }  // namespace muster::detail::gradients

@@ -15,6 +15,9 @@
 
 namespace muster::detail::gradients {
 
+/// Throws the Error about another rank that has abandoned the round.
+[[noreturn]] void throw_abandoned();
+
 class ModelExchanges {
  public:
   /// Makes the exchange for these parameters. Collective.
@@ -33,7 +36,7 @@ class ModelExchanges {
   bool has_dense(std::size_t parameter) const noexcept { return has(parameter) && !parameters_[parameter].sparse; }
   Exchange& dense() const noexcept { return *dense_; }
   /// See Reducer::fusable().
-  std::shared_ptr<FusableGradients> fusable() const { return {dense_, dense_->fusable()}; }
+  std::shared_ptr<SharedExchange> fusable() const { return {dense_, dense_->fusable()}; }
   /// Returns the parameters of the dense exchange, in the exchange's order.
   std::vector<at::Tensor> dense_parameters() const;
   /// See Exchange::holds().
@@ -75,14 +78,14 @@ class ModelExchanges {
   bool gives_early() const noexcept { return early_ == Early::begun; }
   /// Gives the exchange all gradients; a fused optimizer or finish() of the dense exchange follows. `use_in_step`: of
   /// each parameter. `unchanged`: true if all gradients are as add() has given them. `word`: see
-  /// FusableGradients::set_check_word(). Collective.
+  /// SharedExchange::set_check_word(). Collective.
   void give_left(const std::function<ParameterUse(std::size_t)>& use_in_step, bool unchanged, Flags flags,
                  std::uint32_t word);
   /// The use that add() has given with the gradient.
   ParameterUse given_use(std::size_t parameter) const noexcept { return places_[parameter].given; }
-  /// If dense gradients were left, takes part in the others' give_left() as a rank that has abandoned the round.
-  /// Collective.
-  void abandon_left(Flags flags);
+  /// Ends the round of dense gradients that ranks may have begun, without averages. `begun`: true if begin() has begun
+  /// it on this rank. Collective.
+  void drop_dense(bool begun);
 
  private:
   /// Of a parameter.
@@ -94,6 +97,7 @@ class ModelExchanges {
   };
   Exchange& of(std::size_t parameter) const noexcept { return parameters_[parameter].sparse ? *sparse_ : *dense_; }
   bool end_early(bool valid, Flags flags = 0, std::uint32_t word = 0);
+  void abandon_dense(std::size_t first);
 
   const ModelParameters& parameters_;
   Make make_dense_, make_sparse_;

@@ -8,6 +8,7 @@
 #include <ATen/ops/empty_like.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <algorithm>
 #include <span>
 #include <utility>
 
@@ -37,12 +38,13 @@ at::Tensor ordered_sum(c10d::ProcessGroup& group, const std::vector<at::Tensor>&
 OrderedExchange::OrderedExchange(const std::vector<at::Tensor>& parameters,
                                  c10::intrusive_ptr<c10d::ProcessGroup> group, const step::MicroBatchShare& share,
                                  std::shared_ptr<const step::Steps> steps)
-    : group_(std::move(group)),
+    : Exchange(parameters.size(), share.total),
+      group_(std::move(group)),
       share_(share),
       steps_(std::move(steps)),
       parameters_(parameters),
       layout_(parameters, by_type_and_device(parameters)),
-      reduced_(layout_.buckets.size() + 1) {
+      reduced_(layout_.buckets.size()) {
   const auto add_bucket = [&](std::size_t count, const at::TensorOptions& options) {
     auto& micro_batches = micro_batches_.emplace_back();
     for (int s = 0; s < share_.count; ++s)
@@ -50,10 +52,10 @@ OrderedExchange::OrderedExchange(const std::vector<at::Tensor>& parameters,
   };
   for (const auto& [members, count] : layout_.buckets)
     add_bucket(count, parameters[members.front()].options().requires_grad(false));
-  add_bucket(parameters.size() + note_count, at::kFloat);
+  add_bucket(notes_.numbers().size(), at::kFloat);
 }
 
-void OrderedExchange::begin(Arrival, Flags flags, double weight) {
+void OrderedExchange::begin_round() {
   const auto refuse = [](const char* fact) {
     throw Error(ExitCode::user_error, "averaging gradients of virtual workers", fact,
                 "Run one backward() for each batch of a split dataset");
@@ -72,10 +74,9 @@ void OrderedExchange::begin(Arrival, Flags flags, double weight) {
   if (!follows && !again) refuse("a batch of the step had no backward()");
   batch_ = batch.number;
   next_ = micro_batch_ + 1;
-  put_notes(flags, weight, elements_of(micro_batches_.back()[micro_batch_]).last(note_count));
 }
 
-void OrderedExchange::add(std::size_t index, const at::Tensor& gradient, ParameterUse use) {
+void OrderedExchange::add_gradient(std::size_t index, const at::Tensor& gradient, ParameterUse use) {
   const at::NoGradGuard no_grad;
   abandoned_ = abandoned_ || use == ParameterUse::abandoned;
   const auto& slice = layout_.slices[index];
@@ -84,26 +85,18 @@ void OrderedExchange::add(std::size_t index, const at::Tensor& gradient, Paramet
     values.copy_(gradient);
   else
     values.zero_();
-  elements_of(micro_batches_.back()[micro_batch_])[index] = summand_of(use);
 }
 
 void OrderedExchange::finish() {
   const at::NoGradGuard no_grad;
+  std::ranges::copy(notes_.numbers(), elements_of(micro_batches_.back()[micro_batch_]).begin());
   complete_ = next_ == static_cast<std::size_t>(share_.count);
   if (!complete_) return;
-  for (std::size_t b = 0; b < micro_batches_.size(); ++b) reduced_[b] = ordered_sum(*group_, micro_batches_[b]);
-  for (std::size_t b = 0; b < layout_.buckets.size(); ++b)
-    reduced_[b] = reduced_[b].mul_(1.0 / share_.total).to(micro_batches_[b].front().scalar_type());
-}
-
-int OrderedExchange::user_count(std::size_t index) const { return users_of(elements_of(reduced_.back())[index]); }
-
-Flags OrderedExchange::flags() const {
-  return flags_of(elements_of(reduced_.back()).last(note_count).first(flag_bits));
-}
-
-double OrderedExchange::mean_weight() const {
-  return weight_of(elements_of(reduced_.back()).last(weight_bits)) / share_.total;
+  for (std::size_t b = 0; b < reduced_.size(); ++b)
+    reduced_[b] =
+        ordered_sum(*group_, micro_batches_[b]).mul_(1.0 / share_.total).to(micro_batches_[b].front().scalar_type());
+  const auto notes = ordered_sum(*group_, micro_batches_.back());
+  std::ranges::copy(elements_of(notes), notes_.numbers().begin());
 }
 
 void OrderedExchange::fetch(std::size_t index, at::Tensor& gradient) {

@@ -32,32 +32,27 @@ class OrderedExchange final : public Exchange {
   OrderedExchange(const std::vector<at::Tensor>& parameters, c10::intrusive_ptr<c10d::ProcessGroup> group,
                   const step::MicroBatchShare& share, std::shared_ptr<const step::Steps> steps);
 
-  void begin(Arrival arrival, Flags flags, double weight) override;
-  void add(std::size_t index, const at::Tensor& gradient, ParameterUse use) override;
   void finish() override;
   bool is_step_complete() const override { return complete_; }
   bool takes_several_rounds() const noexcept override { return true; }
-  int user_count(std::size_t index) const override;
   void fetch(std::size_t index, at::Tensor& gradient) override;
-  /// The flags of all the step's micro-batches, joined by OR.
-  Flags flags() const override;
-  double mean_weight() const override;
 
  private:
+  void begin_round() override;
+  void add_gradient(std::size_t index, const at::Tensor& gradient, ParameterUse use) override;
+
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   step::MicroBatchShare share_;
   std::shared_ptr<const step::Steps> steps_;
   std::vector<at::Tensor> parameters_;
   FlatLayout layout_;  ///< one bucket for each type and device
-  /// [buckets][micro-batches of this rank]. A last, additional bucket holds the use of each gradient, the flags and the
-  /// weight.
+  /// [buckets][micro-batches of this rank]. A last, additional bucket holds the notes.
   std::vector<std::vector<at::Tensor>> micro_batches_;
-  /// [buckets] results over all micro-batches: gradients are averaged; uses, flags and weights are summed.
-  std::vector<at::Tensor> reduced_;
-  std::size_t micro_batch_ = 0;  ///< the micro-batch of the current round
-  std::size_t next_ = 0;         ///< the micro-batch that the next round should have
-  std::int64_t batch_ = 0;       ///< number of the batch that the last round was for
-  bool abandoned_ = false;       ///< true if an exception has ended the last round
+  std::vector<at::Tensor> reduced_;  ///< [buckets of layout_]: averages over all micro-batches
+  std::size_t micro_batch_ = 0;      ///< the micro-batch of the current round
+  std::size_t next_ = 0;             ///< the micro-batch that the next round should have
+  std::int64_t batch_ = 0;           ///< number of the batch that the last round was for
+  bool abandoned_ = false;           ///< true if an exception has ended the last round
   bool complete_ = true;
 };
 

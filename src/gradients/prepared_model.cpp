@@ -1,7 +1,6 @@
 #include "gradients/prepared_model.hpp"
 
 #include "base/log.hpp"
-#include "comm/mpi_threads.hpp"
 #include "comm/on_ranks.hpp"
 #include "gradients/alone_exchange.hpp"
 #include "gradients/bucket_exchange.hpp"
@@ -112,12 +111,6 @@ bool is_running_statistic(std::string_view name, const at::Tensor& buffer) {
          (buffer.is_floating_point() || buffer.is_complex());
 }
 
-/// True if the group's collectives on these parameters advance only while some thread polls them, and any thread may.
-bool needs_progress_thread(c10d::ProcessGroup& group, const std::vector<at::Tensor>& parameters) {
-  return std::all_of(parameters.begin(), parameters.end(), [](const at::Tensor& p) { return p.is_cpu(); }) &&
-         group.getBackend(c10::kCPU)->getBackendName() == "muster" && comm::threads_may_call_mpi();
-}
-
 /// Logs that the sizes of buckets have no effect, if the user has set one.
 void log_unused_bucket_sizes(const ModelOptions& options, const char* instead) {
   const ModelOptions defaults;
@@ -153,8 +146,7 @@ Reducer::MakeExchange exchange_maker(const ParallelContext& context,
         log_unused_bucket_sizes(options, "are averaged where they lie, in node-shared memory");
         return exchange;
       }
-    return std::make_unique<BucketExchange>(parameters, context.communicator, group, options,
-                                            progress_thread && needs_progress_thread(*group, parameters));
+    return std::make_unique<BucketExchange>(parameters, context.communicator, group, options);
   };
 }
 

@@ -1,12 +1,13 @@
 #include "gradients/progress_thread.hpp"
 
-#include <pthread.h>
-#include <signal.h>
+#include "base/thread.hpp"
+
 #include <unistd.h>
 
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <mutex>
 #include <thread>
 #include <utility>
 
@@ -23,16 +24,11 @@ struct ProgressThread::Thread {
   std::atomic<int> waiting{0};            ///< number of callers that wait for the mutex; the thread unlocks it for them
   std::thread thread = {};
 
-  std::unique_lock<std::mutex> pause() {
-    ++waiting;
-    std::unique_lock lock(mutex);
-    --waiting;
-    return lock;
-  }
-
   void set_state(State now) {
+    ++waiting;
     {
-      const auto lock = pause();
+      const std::lock_guard lock(mutex);
+      --waiting;
       state = now;
     }
     changed.notify_one();
@@ -59,13 +55,7 @@ struct ProgressThread::Thread {
 
 ProgressThread::ProgressThread(std::function<bool()> advance)
     : thread_(new Thread{.advance = std::move(advance)}), process_(::getpid()) {
-  // Block all signals in the new thread: the existing threads handle them.
-  sigset_t all, before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_->thread = std::thread([thread = thread_.get()] { thread->run(); });
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  ::pthread_setname_np(thread_->thread.native_handle(), "muster-gradient");
+  thread_->thread = start_thread("muster-gradient", [thread = thread_.get()] { thread->run(); });
 }
 
 ProgressThread::~ProgressThread() {
@@ -80,6 +70,5 @@ ProgressThread::~ProgressThread() {
 
 void ProgressThread::start() { thread_->set_state(Thread::State::running); }
 void ProgressThread::stop() { thread_->set_state(Thread::State::idle); }
-std::unique_lock<std::mutex> ProgressThread::pause() { return thread_->pause(); }
 
 }  // namespace muster::detail::gradients

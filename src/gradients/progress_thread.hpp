@@ -5,7 +5,6 @@
 
 #include <functional>
 #include <memory>
-#include <mutex>
 
 namespace muster::detail::gradients {
 
@@ -22,8 +21,6 @@ class ProgressThread {
   void start();
   /// Returns when a running advance() has returned. The thread does not call it again before the next start().
   void stop();
-  /// Returns a lock; advance() is not called while it is held.
-  std::unique_lock<std::mutex> pause();
 
  private:
   struct Thread;

@@ -3,6 +3,7 @@
 #include "comm/progress.hpp"
 #include "gradients/hooks.hpp"
 #include "gradients/prepared_model.hpp"
+#include "gradients/shared_exchange.hpp"
 #include "muster/error.hpp"
 
 #include <ATen/core/grad_mode.h>
@@ -24,7 +25,7 @@ std::atomic<int> reducers_made{0};
 struct Reducer::Round {
   std::weak_ptr<Reducer> reducer;
   bool averages = true;     ///< false in no_sync(): gradients are only accumulated
-  std::size_t missing = 0;  ///< number of gradients that add() has not yet given to an exchange
+  std::size_t missing = 0;  ///< number of gradients that have not been given to an exchange
 
   ~Round() {
     if (const auto alive = reducer.lock()) alive->copy_gradients();
@@ -93,7 +94,7 @@ void Reducer::after_accumulation(std::size_t parameter) {
   // The last gradient is only added after backward() has returned. If backward() throws before that, this rank can
   // still tell the others that it abandons the round.
   if (rounds_.phase == Phase::collecting && exchanges_.given_in_backward(parameter) && --round->missing > 0)
-    add(parameter);
+    exchanges_.add(parameter, own.use, use_in_step(parameter));
 }
 
 /// With weights, the exchange's result is divided by the mean weight. Averages of earlier rounds must not be divided
@@ -131,6 +132,7 @@ void Reducer::prepare_round(bool averages) {
   if (averages && !rounds_.unfrozen.empty())
     local_.set_optimizer(nullptr);  // the optimizer's step fuses it again, with its state
   if (local_.any() && local_.optimizer() == nullptr) average_local_gradients();
+  rounds_.fused = averages && has_fused_optimizer();
   rounds_.last_was_no_sync = !averages;
   for (std::size_t i = 0; i < gradients_.size(); ++i) {
     auto& own = gradients_[i];
@@ -204,10 +206,10 @@ std::shared_ptr<Reducer::Round> Reducer::begin_round() {
     return round;
   }
   if (exchanges_.dense().takes_several_rounds()) set_earlier_gradients_aside();
-  const bool leaves = has_fused_optimizer() && !weights_.given;
+  const bool leaves = rounds_.fused && !weights_.given;
   if (rounds_.abandoned.empty() && rounds_.unfrozen.empty() && (leaves || !exchanges_.has_early())) {
     rounds_.phase = Phase::collecting;
-    begin_exchanges(Arrival::in_backward);
+    begin_exchanges(Arrival::in_backward, rounds_.fused);
     if (leaves) exchanges_.begin_early(is_first);
   } else {
     rounds_.phase = Phase::postponed;
@@ -254,22 +256,17 @@ void Reducer::restore_earlier_gradients() noexcept {
 }
 
 /// `takes_part`: false if this rank contributes neither gradients nor a weight.
-void Reducer::begin_exchanges(Arrival arrival, bool takes_part) {
+void Reducer::begin_exchanges(Arrival arrival, bool fused, bool takes_part) {
   const bool weighted = weights_.given;
   // At the end of join(), this rank may have had no round, and then its gradients are neither weighted nor unweighted.
   const bool has_any = weighted || arrival != Arrival::at_once || std::ranges::any_of(gradients_, &Gradient::pending);
   const auto kind = !takes_part || !has_any ? Flags{0} : weighted ? gradients_weighted : gradients_unweighted;
-  exchanges_.begin(arrival, has_fused_optimizer(), weighted, rounds_.flags() | kind,
-                   takes_part && weighted ? weights_.sum : 0.0);
+  exchanges_.begin(arrival, fused, weighted, rounds_.flags() | kind, takes_part && weighted ? weights_.sum : 0.0);
 }
 
 ParameterUse Reducer::use_in_step(std::size_t parameter) const {
   return parameters_[parameter].tensor.grad().defined() && !gradients_[parameter].padding ? ParameterUse::used
                                                                                           : ParameterUse::unused;
-}
-
-void Reducer::add(std::size_t parameter) {
-  exchanges_.add(parameter, gradients_[parameter].use, use_in_step(parameter));
 }
 
 /// Adds the gradients that the exchanges have not been given. For a parameter that this round did not reach, adds .grad
@@ -287,7 +284,7 @@ void Reducer::add_remaining() {
       keep_average(i);
       if (own.pending) own.use = ParameterUse::used;
     }
-    add(i);
+    exchanges_.add(i, own.use, use_in_step(i));
   }
 }
 
@@ -307,11 +304,18 @@ void Reducer::finish_all(Reducers& ready) {
 }
 
 void Reducer::finish_round() {
-  if (rounds_.phase == Phase::postponed) {
+  const bool postponed = rounds_.phase == Phase::postponed;
+  if (postponed) {
     finish_abandoned();
     exchanges_.extend(rounds_.unfrozen);
+  }
+  if (rounds_.fused)
+    agree(event::backward_ended | event::after_rounds(local_.rounds()) |
+              (weights_.given ? gradients_weighted : gradients_unweighted),
+          !postponed);
+  if (postponed) {
     rounds_.phase = Phase::collecting;
-    begin_exchanges(Arrival::at_once);
+    begin_exchanges(Arrival::at_once, rounds_.fused);
     add_remaining();
   }
   const bool dense_in_backward = exchanges_.dense_in_backward();
@@ -375,8 +379,11 @@ void Reducer::average_accumulated() {
 }
 
 void Reducer::take_part_without_gradients() {
-  begin_exchanges(Arrival::at_once, /*takes_part=*/false);
+  rounds_.fused = false;
+  rounds_.phase = Phase::collecting;  // until nothing is missing
+  begin_exchanges(Arrival::at_once, rounds_.fused, /*takes_part=*/false);
   exchanges_.add_missing(ParameterUse::unused);
+  rounds_.phase = Phase::idle;
   exchanges_.finish();
   rounds_.count_averaged(exchanges_.flags());
   for (std::size_t i = 0; i < gradients_.size(); ++i)
@@ -411,14 +418,18 @@ void Reducer::abandon_round() {
 void Reducer::finish_abandoned() {
   while (!rounds_.abandoned.empty()) {
     const auto round = rounds_.abandoned.front();
+    if (!round.begun) exchanges_.extend(round.unfrozen);
     rounds_.abandoned.erase(rounds_.abandoned.begin());
+    if (round.fused) {
+      exchanges_.fusable()->agree(event::backward_abandoned);
+      exchanges_.drop_dense(round.begun);
+      continue;
+    }
     if (!round.begun) {
-      exchanges_.extend(round.unfrozen);
-      begin_exchanges(Arrival::at_once, /*takes_part=*/false);
+      begin_exchanges(Arrival::at_once, /*fused=*/false, /*takes_part=*/false);
       exchanges_.add_missing(ParameterUse::abandoned);
     }
     exchanges_.finish();
-    exchanges_.abandon_left(rounds_.flags());
   }
 }
 

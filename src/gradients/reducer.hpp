@@ -93,11 +93,11 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool is_fused_with(const FusedOptimizer* optimizer) const noexcept { return local_.optimizer() == optimizer; }
   /// Returns the gradients that a fused optimizer works on; null if the exchange does not offer them. Keep only a weak
   /// pointer to the result: it expires when a newly trained parameter makes a new exchange necessary.
-  std::shared_ptr<FusableGradients> fusable() const { return exchanges_.fusable(); }
+  std::shared_ptr<SharedExchange> fusable() const { return exchanges_.fusable(); }
   /// Returns the parameters of the dense exchange, in the exchange's order.
   std::vector<at::Tensor> dense_parameters() const { return exchanges_.dense_parameters(); }
   /// Gives the current .grad to the exchange. `word`: a word that all ranks must have in common
-  /// (FusableGradients::all_words_equal). The optimizer finishes the exchange.
+  /// (SharedExchange::all_words_equal). The optimizer finishes the exchange.
   void begin_step(std::uint32_t word);
   /// Called when the optimizer has finished the exchange and stepped with `scale` times the averages. Throws an Error,
   /// the same on all ranks, if a rank had abandoned the round, if .grad was changed by hand since backward(), or if
@@ -231,10 +231,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool is_set_aside(std::size_t parameter) const;
   void set_earlier_gradients_aside();
   void restore_earlier_gradients() noexcept;
-  void begin_exchanges(Arrival arrival, bool takes_part = true);
+  void begin_exchanges(Arrival arrival, bool fused, bool takes_part = true);
   void keep_average(std::size_t parameter);
   void check_numbers(const ModelParameter& parameter);
-  void add(std::size_t parameter);
   void add_remaining();
   using Reducers = std::vector<std::shared_ptr<Reducer>>;
   static std::shared_ptr<Reducers> ready_in_this_backward();
@@ -249,6 +248,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void average_local_gradients();
   void before_own_change(std::size_t parameter);
   void give_gradients(Flags purpose, std::uint32_t word);
+  void agree(Flags mine, bool begun);
   void end_exchange(bool fetch);
 
   // For rounds that an exception has ended.

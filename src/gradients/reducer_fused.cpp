@@ -1,7 +1,10 @@
 // The part of the reducer for fused optimizers. backward() leaves this rank's own gradients in .grad. The optimizer's
 // step, or another reader of the averages, gives them to the exchange later.
 #include "gradients/reducer.hpp"
+#include "gradients/shared_exchange.hpp"
 #include "muster/error.hpp"
+
+#include <bit>
 
 namespace muster::detail::gradients {
 
@@ -40,11 +43,35 @@ void Reducer::begin_step(std::uint32_t word) {
     before_own_change();
     local_.forget_manual_changes();
   }
-  give_gradients(averages_stepped, word);
+  give_gradients(event::averages_stepped, word);
 }
 
-/// `purpose`: averages_fetched or averages_stepped.
+/// Compares the flags of events over the ranks. Throws an Error, the same on all ranks, if they are not in the same
+/// event of the same round; then the dense exchange has ended its round. `begun`: see ModelExchanges::drop_dense().
+/// Collective.
+void Reducer::agree(Flags mine, bool begun) {
+  const auto all = exchanges_.fusable()->agree(mine);
+  const bool abandoned = (all & event::backward_abandoned) != 0;
+  const bool mixed = has_both(all, gradients_weighted, gradients_unweighted);
+  const bool same_rounds = std::has_single_bit(all & event::after_any);
+  if (!abandoned && !mixed && same_rounds && std::has_single_bit(all & event::any)) return;
+  rounds_.phase = Phase::idle;
+  exchanges_.drop_dense(begun);
+  if (abandoned) throw_abandoned();
+  if (!same_rounds) local_.end_step();  // from now on, they are
+  GivenWeights::require_alike(all);
+  if ((all & event::backward_ended) == 0)
+    throw Error(ExitCode::user_error, averaging,
+                "some ranks step the optimizer that is fused with the averaging, while others average without it",
+                "Call step(), average_gradients() and others that read averages in the same order on all ranks");
+  throw Error(ExitCode::user_error, averaging,
+              "the ranks have not run the same number of backward() since the last step",
+              "Run the same backward() on all ranks, and let an exception in one end the training function");
+}
+
+/// `purpose`: event::averages_fetched or event::averages_stepped.
 void Reducer::give_gradients(Flags purpose, std::uint32_t word) {
+  agree(purpose | event::after_rounds(local_.rounds()), /*begun=*/false);
   bool altered = false, as_given = true;
   for (std::size_t i = 0; i < gradients_.size(); ++i) {
     if (exchanges_.has_dense(i)) {
@@ -55,7 +82,7 @@ void Reducer::give_gradients(Flags purpose, std::uint32_t word) {
     altered |= local_.is_altered(i);
   }
   exchanges_.give_left([this](std::size_t i) { return use_in_step(i); }, as_given && !altered,
-                       rounds_.flags() | purpose | gradients_unweighted | (altered ? gradients_changed : 0), word);
+                       rounds_.flags() | (altered ? gradients_changed : 0), word);
 }
 
 void Reducer::end_step(double scale) {
@@ -72,11 +99,6 @@ void Reducer::end_exchange(bool fetch) {
   for (std::size_t i = 0; i < gradients_.size(); ++i)
     if (exchanges_.has_dense(i))
       exchanges_.user_count(i);  // throws if a rank has abandoned the round; it would not take part in what follows
-  GivenWeights::require_alike(flags);
-  if (has_both(flags, averages_fetched, averages_stepped))
-    throw Error(ExitCode::user_error, averaging,
-                "some ranks step the optimizer that is fused with the averaging, while others average without it",
-                "Call step(), average_gradients() and others that read averages in the same order on all ranks");
   if ((flags & gradients_changed) != 0) local_.throw_changed();
   local_.end_step();
   for (std::size_t i = 0; i < gradients_.size(); ++i)
@@ -87,7 +109,7 @@ void Reducer::fetch_averages() {
   average_accumulated();
   if (!local_.any()) return;
   if (!awaits_step()) finish_abandoned_rounds();
-  give_gradients(averages_fetched, 0);
+  give_gradients(event::averages_fetched, 0);
   exchanges_.dense().finish();
   local_.unmark_all();
   end_exchange(/*fetch=*/true);

@@ -45,16 +45,32 @@ namespace muster::detail::gradients {
 /// it waits for the others anyway. If finishing throws, or an exchange does, the phase is already the phase that
 /// follows the round.
 ///
+/// With a fused optimizer, ranks agree on each event before they wait for each other in it (namespace event).
+///
 /// If one backward() runs through several models, each model's reducer has its own phase. All reducers give their
 /// gradients before the first one finishes, and they finish in the order of prepare_model(), since ranks may begin
 /// them in different orders. autograd::grad() does not add to .grad, so it is no round. A frozen parameter
 /// contributes the contents of its .grad.
 enum class Phase { idle, collecting, postponed, awaiting_step };
 
+/// What a rank is about to do, as flags: ranks that are fused with an optimizer would otherwise wait in different
+/// places for each other.
+namespace event {
+constexpr Flags averages_fetched = 32;  ///< averages gradients that were left to an optimizer without its step
+constexpr Flags averages_stepped = 64;  ///< steps the optimizer with them
+constexpr Flags backward_ended = 128;
+constexpr Flags backward_abandoned = 256;  ///< as backward_ended, but an exception has ended it
+constexpr Flags any = averages_fetched | averages_stepped | backward_ended;
+/// The rank has begun so many averaging rounds since the last step, which are counted modulo 4.
+constexpr Flags after_rounds(unsigned rounds) { return Flags{512} << rounds % 4; }
+constexpr Flags after_any = 15 * 512;
+}  // namespace event
+
 struct Rounds {
   /// A round that an exception has ended and in which other ranks may wait.
   struct Abandoned {
     std::vector<std::size_t> unfrozen;
+    bool fused;  ///< see Rounds::fused
     bool begun;  ///< true if the exchanges have begun it; only possible for the first of several
   };
 
@@ -65,6 +81,7 @@ struct Rounds {
   Phase phase = Phase::idle;
   std::vector<Abandoned> abandoned = {};
   std::vector<std::size_t> unfrozen = {};  ///< parameters that this round trains for the first time
+  bool fused = false;                      ///< true if there is a fused optimizer in this averaging round
   bool last_was_no_sync = false;           ///< true if the last round was in no_sync(); the same on all ranks
   std::int64_t averaged = 0;               ///< see Reducer::averaged_round_count()
   std::int64_t begun = 0;                  ///< see Reducer::begun_round_count()
@@ -76,7 +93,7 @@ struct Rounds {
   bool abandon() {
     if (!is_open()) return false;
     const bool is_begun = std::exchange(phase, Phase::idle) == Phase::collecting;
-    abandoned.push_back({std::move(unfrozen), is_begun});
+    abandoned.push_back({std::move(unfrozen), fused, is_begun});
     return is_begun;
   }
   /// Returns the flags that this rank sends in every averaging round.

@@ -43,17 +43,8 @@ std::vector<std::vector<std::size_t>> members_of_buckets(const std::vector<at::T
 }
 
 // Each rank writes one word per gradient, and after them these words: its flags, the word of
-// FusableGradients::set_check_word(), and the two halves of its weight.
+// SharedExchange::set_check_word(), and the two halves of its weight.
 constexpr std::size_t extra_words = 4;
-
-// The word of a gradient: its ParameterUse in the low bits, and above it the position, from 1, at which it was added in
-// backward(); 0 if all were added at once.
-constexpr int use_bits = 2;
-std::uint32_t note_of(ParameterUse use, std::uint32_t turn) {
-  return static_cast<std::uint32_t>(use) | turn << use_bits;
-}
-ParameterUse use_in(std::uint32_t note) { return static_cast<ParameterUse>(note & ((1U << use_bits) - 1)); }
-std::uint32_t turn_in(std::uint32_t note) { return note >> use_bits; }
 
 /// Returns `on_chunk`, extended so that each call is an event in a trace.
 node::BucketReduction::OnChunk traced(const char* name, const node::BucketReduction::OnChunk& on_chunk) {
@@ -67,9 +58,9 @@ node::BucketReduction::OnChunk traced(const char* name, const node::BucketReduct
 
 struct SharedExchange::Gradient {
   at::Tensor parameter;
-  at::Tensor copy = {};                    ///< in the shared memory; undefined if the gradient itself is reduced
-  std::uint32_t note = 0;                  ///< for the current round
-  std::vector<std::int64_t> strides = {};  ///< of the parameter, when the gradient was added
+  at::Tensor copy = {};                     ///< in the shared memory; undefined if the gradient itself is reduced
+  ParameterUse use = ParameterUse::unused;  ///< in the current round
+  std::vector<std::int64_t> strides = {};   ///< of the parameter, when the gradient was added
 };
 
 /// A bucket holds one large gradient, which is copied only if it cannot be reduced where it lies (see add()), or all
@@ -150,7 +141,8 @@ std::unique_ptr<SharedExchange> SharedExchange::make(const std::vector<at::Tenso
 SharedExchange::SharedExchange(const std::vector<at::Tensor>& parameters, MemoryLayout memory,
                                Communicator communicator, comm::SharedRegion control, comm::SharedRegion region,
                                bool progress_thread, std::optional<at::ScalarType> send_as)
-    : communicator_(std::move(communicator)),
+    : Exchange(parameters.size(), communicator.size()),
+      communicator_(std::move(communicator)),
       control_(std::move(control)),
       region_(std::move(region)),
       layout_(std::move(memory.layout)),
@@ -186,7 +178,7 @@ SharedExchange::SharedExchange(const std::vector<at::Tensor>& parameters, Memory
     return;
   }
   nodes_ = std::make_unique<BetweenNodes>(
-      communicator_, reduction_, parameters.size(), send_as, [this](std::size_t bucket) -> std::shared_ptr<void> {
+      communicator_, reduction_, send_as, [this](std::size_t bucket) -> std::shared_ptr<void> {
         return std::make_shared<std::pair<node::Region, std::shared_ptr<const c10::Storage>>>(region_.region,
                                                                                               buckets_[bucket].held);
       });
@@ -205,24 +197,17 @@ SharedExchange::SharedExchange(const std::vector<at::Tensor>& parameters, Memory
 
 SharedExchange::~SharedExchange() = default;
 
-void SharedExchange::begin(Arrival arrival, Flags flags, double weight) {
+void SharedExchange::begin_round() {
   reduction_.begin();
-  flags_ = flags;
-  weight_ = weight;
-  word_ = 0;
   write_notes();
-  if (nodes_) nodes_->begin(arrival == Arrival::left || arrival == Arrival::left_in_backward, flags, weight);
+  if (nodes_) nodes_->begin(arrival_ == Arrival::left || arrival_ == Arrival::left_in_backward);
   failure_ = nullptr;
-  announced_ = 0;
-  arrival_ = arrival;
-  arrived_ = 0;
-  round_over_ = false;
   for (std::size_t b = 0; b < buckets_.size(); ++b) buckets_[b].missing = layout_.buckets[b].members.size();
   for (std::size_t i = 0; i < gradients_.size(); ++i) drop_copy(i);
   if (thread_ && in_backward()) thread_->start();
 }
 
-void SharedExchange::add(std::size_t index, const at::Tensor& gradient, ParameterUse use) {
+void SharedExchange::add_gradient(std::size_t index, const at::Tensor& gradient, ParameterUse use) {
   const at::NoGradGuard no_grad;
   auto& own = gradients_[index];
   auto& bucket = buckets_[layout_.slices[index].bucket];
@@ -235,8 +220,9 @@ void SharedExchange::add(std::size_t index, const at::Tensor& gradient, Paramete
     // If no rank has used the parameter, its .grad must keep its value, so it must not be reduced in place.
     if (here && use == ParameterUse::used && same_order(gradient, own.parameter)) {
       bucket.data = data;
-      if (arrival_ == Arrival::in_backward || nodes_)
-        bucket.held = std::make_shared<const c10::Storage>(gradient.storage());
+      bucket.held = std::make_shared<const c10::Storage>(gradient.storage());
+    } else if (use == ParameterUse::abandoned) {
+      bucket.data = nullptr;  // there may be no memory for it, and nobody reads the averages of this round
     } else {
       bucket.data = room_for_copy(bucket, own.parameter.nbytes());
       own.copy = view_like(
@@ -251,52 +237,36 @@ void SharedExchange::add(std::size_t index, const at::Tensor& gradient, Paramete
       own.copy.zero_();
   }
   own.strides.assign(own.parameter.strides().begin(), own.parameter.strides().end());
-  own.note = note_of(use, in_backward() ? ++arrived_ : 0);
-  reduction_.write_word(index, own.note);
+  own.use = use;
+  reduction_.write_word(index, static_cast<std::uint32_t>(use));
+  note_arrival(index, use);
   --bucket.missing;
   announce_complete();
-  if (!nodes_) return;
-  if (arrival_ != Arrival::left_in_backward) nodes_->note(index, use);
-  if (!thread_ && in_backward()) nodes_->advance();
+  if (nodes_ && reduction_.announced_all() && arrival_ != Arrival::left_in_backward) nodes_->send(notes_);
+  if (nodes_ && !thread_ && in_backward()) nodes_->advance();
 }
 
 void SharedExchange::announce_complete() {
   const auto& order = reduction_.order();
-  for (; announced_ < buckets_.size() && buckets_[order[announced_]].missing == 0; ++announced_)
-    reduction_.announce(buckets_[order[announced_]].data);
+  while (!reduction_.announced_all() && buckets_[order[reduction_.own_announced()]].missing == 0)
+    reduction_.announce(buckets_[order[reduction_.own_announced()]].data);
 }
 
-/// Returns the order in which buckets became complete in this round on the first rank; empty if it was not a complete
-/// backward(). For ranks on the node of the first rank.
-std::vector<std::uint32_t> SharedExchange::order_on_first() const {
-  std::vector<std::uint32_t> complete(buckets_.size()), order(reduction_.order().begin(), reduction_.order().end());
-  for (std::size_t i = 0; i < gradients_.size(); ++i) {
-    const auto note = reduction_.word(0, i);
-    if (turn_in(note) == 0 || use_in(note) == ParameterUse::abandoned) return {};
-    auto& last = complete[layout_.slices[i].bucket];
-    last = std::max(last, turn_in(note));
-  }
-  std::sort(order.begin(), order.end(), [&](auto a, auto b) { return complete[a] < complete[b]; });
-  return order;
-}
-
-/// Sets the order of buckets to that of the first rank in the first complete backward().
+/// Sets the order of buckets to the order in which the first rank's first complete backward() has completed them.
 void SharedExchange::fix_order() {
-  if (order_fixed_) return;
   // Ranks that have left their gradients to an optimizer do not come here. All ranks of the node read the same notes.
-  if (!nodes_ && has_both(flags(), gradients_weighted, gradients_unweighted)) return;
   for (std::size_t i = 0; !nodes_ && i < gradients_.size(); ++i)
     if (user_count(i) < 0) return;
-  auto order = communicator_.topology().node_rank == 0 ? order_on_first() : std::vector<std::uint32_t>();
-  if (nodes_) {
-    constexpr auto none = ~std::uint32_t{0};
-    order.resize(buckets_.size(), none);
-    comm::Collectives(communicator_).broadcast(order.data(), order.size(), comm::Dtype::i32, 0).wait();
-    if (order.front() == none) return;
-  }
-  if (order.empty()) return;
-  reduction_.reorder({order.begin(), order.end()});
-  order_fixed_ = true;
+  const auto of_gradients = find_order([&](std::vector<std::int64_t>& own) {
+    comm::Collectives(communicator_).broadcast(own.data(), own.size(), comm::Dtype::i64, 0).wait();
+  });
+  if (of_gradients.empty()) return;
+  std::vector<std::size_t> complete(buckets_.size());
+  for (std::size_t turn = 0; turn < of_gradients.size(); ++turn)
+    complete[layout_.slices[static_cast<std::size_t>(of_gradients[turn])].bucket] = turn;
+  auto order = reduction_.order();
+  std::ranges::sort(order, {}, [&](std::size_t bucket) { return complete[bucket]; });
+  reduction_.reorder(order);
 }
 
 /// Takes a free block of the allocator if there is one: the block meant for this gradient is unused. Else takes the
@@ -309,11 +279,24 @@ std::byte* SharedExchange::room_for_copy(Bucket& bucket, std::size_t bytes) {
   return region_.data() + bucket.offset;
 }
 
+void SharedExchange::wait_until(const std::function<bool()>& ready) const {
+  comm::wait_on(communicator_, ready, [] { return std::string(averaging); });
+}
+
+Flags SharedExchange::agree(Flags mine) {
+  const auto all = std::make_shared<Flags>(mine);
+  auto request = comm::Collectives(communicator_).all_reduce(all.get(), 1, comm::Dtype::i32, ReduceOp::bit_or);
+  request.keep(all);
+  wait_until([&] {
+    if (nodes_ && !thread_) nodes_->advance();
+    return request.done();
+  });
+  return *all;
+}
+
 void SharedExchange::run(const node::BucketReduction::OnChunk& on_chunk, const ChunkStep* step) {
   announce_complete();
-  comm::wait_on(
-      communicator_, [&] { return nodes_ ? nodes_->finish(step) : reduction_.advance(on_chunk); },
-      [] { return std::string("averaging gradients"); });
+  wait_until([&] { return nodes_ ? nodes_->finish(step) : reduction_.advance(on_chunk); });
   for (auto& bucket : buckets_) bucket.held = {};
 }
 
@@ -325,14 +308,13 @@ void SharedExchange::stop_thread() {
 bool SharedExchange::go_on(bool valid, Flags flags, std::uint32_t word) {
   stop_thread();
   if (std::exchange(arrival_, Arrival::left) == Arrival::left_in_backward) {
-    for (const auto& [parameter, copy, note, strides] : gradients_) valid = valid && parameter.strides() == strides;
-    nodes_->set_notes(valid ? flags : flags | gradients_stale, weight_);
-    nodes_->set_word(word);
-    for (std::size_t i = 0; i < gradients_.size(); ++i) nodes_->note(i, use_in(gradients_[i].note));
+    for (const auto& [parameter, copy, use, strides] : gradients_) valid = valid && parameter.strides() == strides;
+    notes_.set_flags(valid ? flags : flags | gradients_stale);
+    notes_.set_word(word);
+    nodes_->send(notes_);
   }
-  comm::wait_on(
-      communicator_, [&] { return nodes_->knows_notes(); }, [] { return std::string("averaging gradients"); });
-  if ((nodes_->flags() & gradients_stale) == 0) return true;
+  wait_until([&] { return nodes_->knows_notes(); });
+  if ((nodes_->notes().flags() & gradients_stale) == 0) return true;
   run(average_, nullptr);
   return false;
 }
@@ -341,9 +323,9 @@ void SharedExchange::finish() {
   stop_thread();
   // If another rank's gradients are stale, it begins again, and ends that round by an Error: only here are none stale.
   while (nodes_ && (arrival_ == Arrival::left || arrival_ == Arrival::left_in_backward) &&
-         !go_on(/*valid=*/true, flags_, word_)) {
-    begin(Arrival::left, flags_, weight_);
-    for (std::size_t i = 0; i < gradients_.size(); ++i) add(i, {}, use_in(gradients_[i].note));
+         !go_on(/*valid=*/true, notes_.flags(), notes_.word())) {
+    begin(Arrival::left, notes_.flags() & ~gradients_stale, notes_.weight());
+    for (std::size_t i = 0; i < gradients_.size(); ++i) add(i, {}, ParameterUse::abandoned);
   }
   run(average_, nullptr);
   if (arrival_ == Arrival::in_backward || arrival_ == Arrival::at_once)
@@ -351,16 +333,15 @@ void SharedExchange::finish() {
 }
 
 void SharedExchange::finish_with(const ChunkStep& step) {
-  if (round_over_) {
+  if (reduction_.is_over()) {
     // This is another call in the same round: begin another reduction of the same gradients.
     reduction_.begin();
     if (nodes_) nodes_->begin_again();
-    announced_ = 0;
-    for (std::size_t i = 0; i < gradients_.size(); ++i) reduction_.write_word(i, gradients_[i].note);
+    for (std::size_t i = 0; i < gradients_.size(); ++i)
+      reduction_.write_word(i, static_cast<std::uint32_t>(gradients_[i].use));
     write_notes();
   }
   run(step.on_chunk, &step);
-  round_over_ = true;
 }
 
 bool SharedExchange::holds(std::size_t index) const noexcept {
@@ -368,10 +349,10 @@ bool SharedExchange::holds(std::size_t index) const noexcept {
 }
 
 int SharedExchange::user_count(std::size_t index) const {
-  if (nodes_) return nodes_->user_count(index);
+  if (nodes_) return nodes_->notes().user_count(index);
   int users = 0;
   for (int r = 0; r < communicator_.size(); ++r) {
-    const auto use = use_in(reduction_.word(r, index));
+    const auto use = static_cast<ParameterUse>(reduction_.word(r, index));
     if (use == ParameterUse::abandoned) return -1;
     users += use == ParameterUse::used;
   }
@@ -379,22 +360,22 @@ int SharedExchange::user_count(std::size_t index) const {
 }
 
 Flags SharedExchange::flags() const {
-  if (nodes_) return nodes_->flags();
+  if (nodes_) return nodes_->notes().flags();
   Flags all = 0;
   for (int r = 0; r < communicator_.size(); ++r) all |= reduction_.word(r, gradients_.size());
   return all;
 }
 
 void SharedExchange::write_notes() {
-  const auto bits = std::bit_cast<std::uint64_t>(weight_);
-  reduction_.write_word(gradients_.size(), flags_);
-  reduction_.write_word(gradients_.size() + 1, word_);
+  const auto bits = std::bit_cast<std::uint64_t>(notes_.weight());
+  reduction_.write_word(gradients_.size(), notes_.flags());
+  reduction_.write_word(gradients_.size() + 1, notes_.word());
   reduction_.write_word(gradients_.size() + 2, static_cast<std::uint32_t>(bits));
   reduction_.write_word(gradients_.size() + 3, static_cast<std::uint32_t>(bits >> 32));
 }
 
 double SharedExchange::mean_weight() const {
-  if (nodes_) return nodes_->weight_sum() / communicator_.size();
+  if (nodes_) return nodes_->notes().weight() / communicator_.size();
   double sum = 0;
   for (int r = 0; r < communicator_.size(); ++r)
     sum += std::bit_cast<double>(std::uint64_t{reduction_.word(r, gradients_.size() + 3)} << 32 |
@@ -408,15 +389,14 @@ at::IntArrayRef SharedExchange::strides(std::size_t index) const {
 }
 
 void SharedExchange::set_check_word(std::uint32_t word) {
-  word_ = word;
+  notes_.set_word(word);
   reduction_.write_word(gradients_.size() + 1, word);
-  if (nodes_) nodes_->set_word(word);
 }
 
 bool SharedExchange::all_words_equal() const {
-  if (nodes_) return nodes_->all_words_equal();
+  if (nodes_) return nodes_->notes().all_words_equal(communicator_.size());
   for (int r = 0; r < communicator_.size(); ++r)
-    if (reduction_.word(r, gradients_.size() + 1) != word_) return false;
+    if (reduction_.word(r, gradients_.size() + 1) != notes_.word()) return false;
   return true;
 }
 

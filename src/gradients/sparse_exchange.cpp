@@ -6,15 +6,17 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/searchsorted.h>
 #include <ATen/ops/sparse_coo_tensor.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
-#include <bit>
+#include <iterator>
 #include <utility>
 
 namespace muster::detail::gradients {
@@ -35,20 +37,18 @@ struct SparseExchange::Gradient {
   // Indices and values of this rank's rows, each row once; after finish(), of the average's rows.
   at::Tensor rows = {};    ///< [n] int64
   at::Tensor values = {};  ///< [n, …]
-  ParameterUse use = ParameterUse::unused;
 };
 
 SparseExchange::SparseExchange(const std::vector<at::Tensor>& parameters, c10::intrusive_ptr<c10d::ProcessGroup> group)
-    : group_(std::move(group)), users_(parameters.size()) {
+    : Exchange(parameters.size(), group->getSize()), group_(std::move(group)) {
   for (const auto& parameter : parameters) gradients_.push_back({parameter.detach()});
 }
 
 SparseExchange::~SparseExchange() = default;
 
-void SparseExchange::add(std::size_t index, const at::Tensor& gradient, ParameterUse use) {
+void SparseExchange::add_gradient(std::size_t index, const at::Tensor& gradient, ParameterUse) {
   const at::NoGradGuard no_grad;
   auto& own = gradients_[index];
-  own.use = use;
   if (gradient.defined()) {
     const auto rows = gradient.coalesce();
     own.rows = rows._indices()[0].contiguous();
@@ -74,33 +74,21 @@ void SparseExchange::finish() {
   const at::NoGradGuard no_grad;
   const auto world = static_cast<std::size_t>(group_->getSize());
 
-  // Each rank sends two numbers per gradient: its number of rows and its use of the parameter; then its flags and the
-  // bits of its weight.
-  const auto last = gradients_.size();
-  const auto mine = at::zeros({static_cast<std::int64_t>(last) + 1, 2}, at::kLong);
-  auto written = mine.accessor<std::int64_t, 2>();
-  for (std::size_t i = 0; i < last; ++i) {
-    written[i][0] = gradients_[i].rows.size(0);
-    written[i][1] = static_cast<std::int64_t>(gradients_[i].use);
-  }
-  written[last][0] = flags_;
-  written[last][1] = std::bit_cast<std::int64_t>(std::exchange(weight_, 0));
+  // Each rank sends how many rows it has of each gradient, and its notes.
+  const auto count = static_cast<std::int64_t>(gradients_.size());
+  const auto notes = at::from_blob(notes_.numbers().data(), {std::ssize(notes_.numbers())}, at::kFloat);
+  std::vector<double> rows_here;
+  for (const auto& own : gradients_) rows_here.push_back(static_cast<double>(own.rows.size(0)));
+  const auto mine = at::cat({at::tensor(rows_here, at::kDouble), notes.to(at::kDouble)});
   const auto all = at::stack(gather(mine.to(gradients_.front().parameter.device()))).cpu();
-  const auto headers = all.accessor<std::int64_t, 3>();  // [ranks][gradients + 1][2]
-  for (std::size_t r = 0; r < world; ++r) {
-    flags_ |= static_cast<Flags>(headers[r][last][0]);
-    weight_ += std::bit_cast<double>(headers[r][last][1]) / static_cast<double>(world);
-  }
+  notes.copy_(all.sum(0).slice(0, count));
+  const auto row_counts = all.slice(1, 0, count).to(at::kLong);
+  const auto rows_of = row_counts.accessor<std::int64_t, 2>();  // [ranks][gradients]
 
-  for (std::size_t i = 0; i < last; ++i) {
+  for (std::size_t i = 0; i < gradients_.size(); ++i) {
     auto& own = gradients_[i];
     std::int64_t longest = 0;
-    users_[i] = 0;
-    for (std::size_t r = 0; r < world; ++r) {
-      longest = std::max(longest, headers[r][i][0]);
-      const auto use = static_cast<ParameterUse>(headers[r][i][1]);
-      users_[i] = use == ParameterUse::abandoned || users_[i] < 0 ? -1 : users_[i] + (use == ParameterUse::used);
-    }
+    for (std::size_t r = 0; r < world; ++r) longest = std::max(longest, rows_of[r][i]);
     if (longest == 0) continue;
     // Padded to the greatest number of rows, since not every backend can gather tensors of different lengths.
     auto shape = own.parameter.sizes().vec();
@@ -111,8 +99,8 @@ void SparseExchange::finish() {
     values.narrow(0, 0, own.rows.size(0)).copy_(own.values);
     auto all_rows = gather(rows), all_values = gather(values);
     for (std::size_t r = 0; r < world; ++r) {
-      all_rows[r] = all_rows[r].narrow(0, 0, headers[r][i][0]);
-      all_values[r] = all_values[r].narrow(0, 0, headers[r][i][0]);
+      all_rows[r] = all_rows[r].narrow(0, 0, rows_of[r][i]);
+      all_values[r] = all_values[r].narrow(0, 0, rows_of[r][i]);
     }
     own.rows = std::get<0>(at::_unique(at::cat(all_rows), /*sorted=*/true));
     shape[0] = own.rows.size(0);

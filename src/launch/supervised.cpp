@@ -2,9 +2,9 @@
 
 #include "base/host.hpp"
 #include "base/text.hpp"
+#include "base/thread.hpp"
 
 #include <poll.h>
-#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
@@ -14,7 +14,6 @@
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -91,11 +90,7 @@ void end_with_launcher() noexcept try {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     return;
   }
-  sigset_t all, before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);  // the new thread blocks all signals; other threads receive them
-  std::thread(die_with_any, std::move(processes)).detach();
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  start_thread("muster-launcher", [processes = std::move(processes)] { die_with_any(processes); }).detach();
 } catch (const std::exception&) {  // no thread or memory: then this process ends only if its launcher ends it
 }
 

@@ -2,6 +2,7 @@
 
 #include "base/log.hpp"
 #include "base/text.hpp"
+#include "base/thread.hpp"
 #include "muster/error.hpp"
 
 #include <fcntl.h>
@@ -16,7 +17,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <utility>
@@ -133,12 +133,7 @@ void Receiver::start() {
   constexpr int waiting = 4096;
   ::listen(listener_, waiting);
   if (stream.has_other_nodes) channel_.reset(live_channel_open(stream.tag));
-  // The program's signals go to its own threads.
-  sigset_t all, before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread([this] { run(); });
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  thread_ = start_thread("muster-live", [this] { run(); });
 }
 
 Receiver::~Receiver() {

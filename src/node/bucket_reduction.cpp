@@ -8,6 +8,11 @@
 #include <utility>
 
 namespace muster::detail::node {
+namespace {
+
+constexpr std::uint64_t nothing = ~std::uint64_t{0};  ///< announced in place of an offset
+
+}  // namespace
 
 /// The beginning of the shared memory. All-zero memory is a valid initial state.
 struct BucketReduction::Shared {
@@ -75,12 +80,12 @@ void BucketReduction::begin() {
   ++round_;
   own_announced_ = seen_by_rank_.ready = seen_by_thread_.ready = 0;
   own_chunk_ = rank_ < owners_ ? static_cast<std::size_t>(rank_) : chunks_.size();
-  finished_ = false;
+  finished_ = over_ = false;
 }
 
 void BucketReduction::announce(const void* data) {
   written(rank_)[order_[own_announced_]] =
-      static_cast<std::uint64_t>(static_cast<const std::byte*>(data) - region_.of(rank_));
+      data == nullptr ? nothing : static_cast<std::uint64_t>(static_cast<const std::byte*>(data) - region_.of(rank_));
   ++own_announced_;
   shared_->ranks[rank_].announced.store(round_ << 32 | own_announced_, std::memory_order_release);
 }
@@ -118,9 +123,11 @@ BucketReduction::Next BucketReduction::next_chunk(Seen& seen, const OnChunk& on_
 
 void BucketReduction::process(Seen& seen, const Chunk& chunk, const OnChunk& on_chunk) const {
   const auto at = chunk.first * size_of(buckets_[chunk.bucket].type);
-  for (int r = 0; r < size_; ++r)
-    seen.data[static_cast<std::size_t>(r)] = region_.of(r) + written(r)[chunk.bucket] + at;
-  on_chunk(chunk, seen.data);
+  for (int r = 0; r < size_; ++r) {
+    const auto offset = written(r)[chunk.bucket];
+    seen.data[static_cast<std::size_t>(r)] = offset == nothing ? nullptr : region_.of(r) + offset + at;
+  }
+  if (owners_ > 0 || std::ranges::find(seen.data, nullptr) == seen.data.end()) on_chunk(chunk, seen.data);
 }
 
 bool BucketReduction::next_own(const OnChunk& body) {
@@ -141,11 +148,11 @@ bool BucketReduction::advance(const OnChunk& on_chunk) {
 }
 
 bool BucketReduction::finish() {
-  if (own_announced_ < buckets_.size()) return false;
+  if (!announced_all()) return false;
   if (!std::exchange(finished_, true)) shared_->ranks[rank_].finished.store(round_, std::memory_order_release);
   for (int r = 0; r < size_; ++r)
     if (shared_->ranks[r].finished.load(std::memory_order_acquire) < round_) return false;
-  return true;
+  return over_ = true;
 }
 
 std::uint32_t BucketReduction::word(int rank, std::size_t index) const {

@@ -63,8 +63,11 @@ class BucketReduction {
   /// Begins a new round; the previous one must have ended.
   void begin();
   /// Announces the next bucket in the order. `data` is in this rank's part of the region and must stay in place until
-  /// the round has ended.
+  /// the round has ended; null if this rank has nothing for the bucket. Then its chunks are not processed or, if chunks
+  /// have owners, data[r] is null for this rank.
   void announce(const void* data);
+  std::size_t own_announced() const noexcept { return own_announced_; }
+  bool announced_all() const noexcept { return own_announced_ == buckets_.size(); }
   /// Writes a word that all ranks can read once the round has ended. Write each word in every round, before the last
   /// bucket is announced. A word written before the first bucket is announced can be read in OnChunk too.
   void write_word(std::size_t index, std::uint32_t word);
@@ -78,6 +81,8 @@ class BucketReduction {
   /// Call it repeatedly once this rank has processed its chunks. Tells the other ranks so when this rank has also
   /// announced all buckets. True if the round has ended on all ranks.
   bool finish();
+  /// True once finish() has found that the round has ended on all ranks.
+  bool is_over() const noexcept { return over_; }
   /// Processes one chunk if one is ready; true if it did. For a progress thread of this rank, from begin() until the
   /// rank calls advance(). The thread needs a separate OnChunk object.
   bool process_chunk(const OnChunk& on_chunk) { return next_chunk(seen_by_thread_, on_chunk) == Next::done; }
@@ -121,7 +126,7 @@ class BucketReduction {
   std::uint64_t round_ = 0;
   std::size_t own_announced_ = 0;  ///< buckets that this rank has announced
   std::size_t own_chunk_ = 0;      ///< position in chunks_ of the next chunk that this rank owns
-  bool finished_ = true;
+  bool finished_ = true, over_ = true;
 };
 
 /// Returns an OnChunk that averages: it writes the sum over the ranks, in their order, times `scale`, to all of them.

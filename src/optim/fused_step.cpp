@@ -3,6 +3,7 @@
 #include "base/log.hpp"
 #include "base/page_size.hpp"
 #include "comm/shared_memory.hpp"
+#include "gradients/shared_exchange.hpp"
 #include "gradients/tensor_changes.hpp"
 #include "muster/error.hpp"
 #include "node/finite.hpp"
@@ -127,7 +128,7 @@ void FusedStep::reserve(node::SharedSegment& segment, const Topology& topology,
 }
 
 /// Returns the chunks of state of which this rank updates its node's share.
-std::vector<ScatteredState::Chunk> FusedStep::own_state(const gradients::FusableGradients& gradients,
+std::vector<ScatteredState::Chunk> FusedStep::own_state(const gradients::SharedExchange& gradients,
                                                         const std::vector<at::Tensor>& parameters,
                                                         const std::vector<std::vector<Pages>>& pages) {
   std::vector<ScatteredState::Chunk> state;
@@ -147,7 +148,7 @@ bool FusedStep::fits(const std::vector<at::Tensor>& parameters) {
   });
 }
 
-std::unique_ptr<FusedStep> FusedStep::make(gradients::FusableGradients& gradients, std::vector<at::Tensor> parameters,
+std::unique_ptr<FusedStep> FusedStep::make(gradients::SharedExchange& gradients, std::vector<at::Tensor> parameters,
                                            int states, bool with_second_copy) {
   // The layout: for each bucket, separate pages for the parameters and for each kind of state; at the end,
   // chunk_results().
@@ -192,7 +193,7 @@ std::unique_ptr<FusedStep> FusedStep::make(gradients::FusableGradients& gradient
                                                   std::move(pages), bytes, std::move(scattered)));
 }
 
-FusedStep::FusedStep(gradients::FusableGradients& gradients, std::vector<at::Tensor> parameters, int states,
+FusedStep::FusedStep(gradients::SharedExchange& gradients, std::vector<at::Tensor> parameters, int states,
                      std::vector<std::unique_ptr<Copy>> copies, std::vector<std::vector<Pages>> pages,
                      std::size_t bytes, std::unique_ptr<ScatteredState> scattered)
     : gradients_(&gradients),
@@ -433,12 +434,10 @@ FusedStep::StepResult FusedStep::step(torch::optim::Optimizer& optimizer, double
   return stepped;
 }
 
-/// True if the ranks would take different steps, if a gradient was changed by hand after backward(), if some rank's
-/// gradients have given weights, or if it takes no step. Then no rank writes anything.
+/// True if the ranks would take different steps, or if a gradient was changed by hand after backward(). Then no rank
+/// writes anything.
 bool FusedStep::differs() const {
-  using namespace gradients;
-  constexpr auto refused = gradients_changed | gradients_weighted | averages_fetched;
-  return !gradients_->all_words_equal() || (gradients_->flags() & refused) != 0;
+  return !gradients_->all_words_equal() || (gradients_->flags() & gradients::gradients_changed) != 0;
 }
 
 bool FusedStep::abandoned() const {

@@ -45,7 +45,7 @@ class FusedStep {
   /// there is no memory for the copy or, over several nodes, if the kernel does not tell which pages were written.
   /// `states`: number of state tensors per parameter. `with_second_copy`: on one node, makes a second copy as well, if
   /// there is memory. Collective.
-  static std::unique_ptr<FusedStep> make(gradients::FusableGradients& gradients, std::vector<at::Tensor> parameters,
+  static std::unique_ptr<FusedStep> make(gradients::SharedExchange& gradients, std::vector<at::Tensor> parameters,
                                          int states, bool with_second_copy);
 
   ~FusedStep();
@@ -56,7 +56,7 @@ class FusedStep {
 
   /// Determines the optimizer's next step and finds what the program has written to parameters and state since the last
   /// step. Call it before this rank gives its gradients to the exchange: from then on, other ranks may write to the
-  /// shared copy. Returns a word for FusableGradients::set_check_word(), a hash of both; equal on all ranks if both
+  /// shared copy. Returns a word for SharedExchange::set_check_word(), a hash of both; equal on all ranks if both
   /// are. Throws an Error if an exception has ended the last step.
   std::uint32_t prepare(torch::optim::Optimizer& optimizer);
   /// Call it before each backward() after the first if a step averages several. If the program has written to
@@ -97,6 +97,8 @@ class FusedStep {
   std::optional<MemorySnapshot> take_snapshot();
   /// Over several nodes: makes the optimizer's whole state readable on this rank, until the next step. Collective.
   void gather_state();
+  /// True if other nodes have a part of the optimizer's state; the same on all ranks.
+  bool has_spread_state() const noexcept { return scattered_ && scattered_->is_spread(); }
   /// Gives the optimizer a copy of its state in memory of this process, for steps that are not fused. Collective.
   void release(torch::optim::Optimizer& optimizer);
 
@@ -111,12 +113,12 @@ class FusedStep {
     DirtyPages dirty;
   };
 
-  FusedStep(gradients::FusableGradients& gradients, std::vector<at::Tensor> parameters, int states,
+  FusedStep(gradients::SharedExchange& gradients, std::vector<at::Tensor> parameters, int states,
             std::vector<std::unique_ptr<Copy>> copies, std::vector<std::vector<Pages>> pages, std::size_t bytes,
             std::unique_ptr<ScatteredState> scattered);
   static void reserve(node::SharedSegment& segment, const Topology& topology,
                       const std::vector<std::vector<Pages>>& pages, std::size_t bytes, std::size_t total);
-  static std::vector<ScatteredState::Chunk> own_state(const gradients::FusableGradients& gradients,
+  static std::vector<ScatteredState::Chunk> own_state(const gradients::SharedExchange& gradients,
                                                       const std::vector<at::Tensor>& parameters,
                                                       const std::vector<std::vector<Pages>>& pages);
   std::vector<Pages>& pages_of(std::size_t parameter);
@@ -144,7 +146,7 @@ class FusedStep {
   /// Index of the copy that the next step writes.
   std::size_t next() const noexcept { return snapshot_held_ ? 1 - current_ : current_; }
 
-  gradients::FusableGradients* gradients_;
+  gradients::SharedExchange* gradients_;
   std::vector<at::Tensor> parameters_;
   int states_;
   std::vector<std::unique_ptr<Copy>> copies_;  ///< one or two copies; the first also has chunk_results() at its end

@@ -5,6 +5,7 @@
 #include "gradients/hooks.hpp"
 #include "gradients/prepared_model.hpp"
 #include "gradients/reducer.hpp"
+#include "gradients/shared_exchange.hpp"
 #include "gradients/tensor_changes.hpp"
 #include "muster/error.hpp"
 #include "optim/fused_step.hpp"
@@ -362,13 +363,18 @@ class Step final : public OptimizerStep, public SnapshotSource, public gradients
     if (fused_ && reducer) {
       step_fused(optimizer, *reducer);
     } else {
-      gather_state();  // of a fused optimizer whose model is gone
+      // Once its model is gone, the optimizer steps this rank's weights only, and the other ranks need not step, too.
+      const bool is_alone = fused_ != nullptr;
+      if (is_alone && fused_->has_spread_state())
+        throw Error(ExitCode::user_error, "stepping an optimizer whose model is not prepared any longer",
+                    "the other nodes have parts of its state",
+                    "Call gather_state() on all ranks before the session or DataParallel ends");
       const auto parameters = parameters_of(optimizer);
       gradients::fetch_averages(parameters);
       std::optional<double> norm;
       std::vector<at::Tensor> clipped;
       if (options_.max_grad_norm > 0) norm = grad_norm_ = norm_of(clipped = gradients_of(parameters));
-      if (!numbers_.allow(parameters, norm)) return loss;
+      if (!is_alone && !numbers_.allow(parameters, norm)) return loss;
       if (norm) scale_down(clipped, *norm, options_.max_grad_norm);
       plain(nullptr);
     }
@@ -464,7 +470,7 @@ class Step final : public OptimizerStep, public SnapshotSource, public gradients
   std::size_t rates_number_;               ///< position of this optimizer in last_rates_
   std::int64_t steps_ = 0;
   std::unique_ptr<FusedStep> fused_;
-  std::weak_ptr<gradients::FusableGradients> gradients_;  ///< of fused_; expires when the exchange is replaced
+  std::weak_ptr<gradients::SharedExchange> gradients_;  ///< of fused_; expires when the exchange is replaced
   const std::shared_ptr<const void> lifetime_ = std::make_shared<char>();  ///< identifies this optimizer to reducers
   double grad_norm_ = 0;
 };

@@ -14,14 +14,9 @@ ScatteredState::ScatteredState(Communicator communicator, std::shared_ptr<node::
                                std::vector<Chunk> chunks)
     : communicator_(std::move(communicator)), segment_(std::move(segment)), chunks_(std::move(chunks)) {}
 
-node::Slice ScatteredState::share_of(const Chunk& chunk) const {
-  const auto& leaders = comm::leaders_of(communicator_);
-  return leaders.share(chunk.count, chunk.type, leaders.node);
-}
-
 void ScatteredState::reserve_shares() const {
   for (const auto& chunk : chunks_) {
-    const auto share = share_of(chunk);
+    const auto share = comm::leaders_of(communicator_).own_share(chunk.count, chunk.type);
     const auto element = node::size_of(chunk.type);
     segment_->reserve(chunk.offset + share.first * element, share.count * element);
   }
@@ -61,7 +56,7 @@ void ScatteredState::note_step() noexcept {
     if (begin < end) segment_->discard(begin, end - begin);
   };
   for (const auto& chunk : chunks_) {
-    const auto share = share_of(chunk);
+    const auto share = comm::leaders_of(communicator_).own_share(chunk.count, chunk.type);
     const auto element = node::size_of(chunk.type);
     discard(chunk.offset, chunk.offset + share.first * element);
     discard(chunk.offset + (share.first + share.count) * element, chunk.offset + chunk.count * element);

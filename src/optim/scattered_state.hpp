@@ -6,7 +6,6 @@
 #include "muster/communicator.hpp"
 #include "node/dtype.hpp"
 #include "node/shared_segment.hpp"
-#include "node/slice.hpp"
 
 #include <cstddef>
 #include <memory>
@@ -33,13 +32,12 @@ class ScatteredState {
   void gather();
   /// True if the node's copy has the whole state; the same on all ranks.
   bool is_whole() const noexcept { return is_gathered_; }
+  /// True if a step has changed the state since it was last whole; the same on all ranks.
+  bool is_spread() const noexcept { return !whole_; }
   /// Call it after a step: only the shares are up to date. Frees the memory of everything else. Local.
   void note_step() noexcept;
 
  private:
-  /// This node's share of the chunk.
-  node::Slice share_of(const Chunk& chunk) const;
-
   Communicator communicator_;
   std::shared_ptr<node::SharedSegment> segment_;
   std::vector<Chunk> chunks_;

@@ -1,13 +1,10 @@
-// The exchanges that a progress thread advances, compiled with the thread sanitizer, which sees the threads of each
+// The exchange that a progress thread advances, compiled with the thread sanitizer, which sees the threads of each
 // rank.
-#include "gradients/bucket_exchange.hpp"
 #include "gradients/shared_exchange.hpp"
-#include "muster/process_group.hpp"
 #include "support/world.hpp"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <cstddef>
 #include <vector>
@@ -48,13 +45,6 @@ void average(Exchange& exchange, const std::vector<at::Tensor>& parameters) {
       EXPECT_TRUE(at::allclose(have, at::full_like(parameters[i], value(0.5 * (world().size() - 1), i)), 1e-12, 1e-12));
     }
   }
-}
-
-TEST(ProgressThread, DrivesBuckets) {
-  const auto parameters = make_parameters();
-  BucketExchange exchange(parameters, world(), make_process_group(world()),
-                          {.bucket_bytes = 50'000, .first_bucket_bytes = 1000}, /*progress_thread=*/true);
-  average(exchange, parameters);
 }
 
 TEST(ProgressThread, DrivesAveragesInSharedMemory) {

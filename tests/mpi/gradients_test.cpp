@@ -1,8 +1,11 @@
 // What backward() leaves in .grad: the mean over the ranks, weighted by samples.
 #include "base/log.hpp"
+#include "gradients/alone_exchange.hpp"
 #include "gradients/reducer.hpp"
+#include "gradients/shared_exchange.hpp"
 #include "muster/error.hpp"
 #include "support/folder.hpp"
+#include "support/io_errors.hpp"
 #include "support/prepared.hpp"
 
 #include <gtest/gtest.h>
@@ -12,6 +15,7 @@
 #include <torch/nn.h>
 #include <torch/optim/sgd.h>
 
+#include <cerrno>
 #include <cinttypes>
 #include <cmath>
 #include <cstdint>
@@ -561,6 +565,27 @@ TEST_F(Gradients, ARankThatGoesOnAfterAnExceptionIsAnErrorOnTheOthers) {
   expect_gradients(want);
 }
 
+TEST_F(Gradients, ARankWithoutMemoryForACopyIsAnErrorOnTheOthers) {
+  if (size() == 1 || test::averaging_ranks().topology().num_nodes == size() || test::by("buckets") || test::by("hook"))
+    GTEST_SKIP() << "nothing is shared";
+  const auto want = together(loss(2));
+  loss(0).backward();
+  const auto kept = net_->middle->weight.grad();  // its memory cannot be used again
+  zero_grad();
+  const int last = size() - 1;
+  if (rank() == last) {
+    // As if /dev/shm were full.
+    const test::IoError full("posix_fallocate", " (deleted)", ENOSPC);
+    EXPECT_THROW(loss(1).backward(), Error);
+    EXPECT_GT(full.count(), 0);
+  } else {
+    EXPECT_THROW(loss(1).backward(), Error);
+  }
+  zero_grad();
+  loss(2).backward();
+  expect_gradients(want);
+}
+
 TEST_F(Gradients, OfAParameterInOtherMemory) {
   const auto wider = values({width, 2 * width}, 3);
   for (const auto& other : {wider.slice(1, 0, 2 * width, 2), wider.narrow(1, 0, width), wider.narrow(1, 0, width).t(),
@@ -659,6 +684,41 @@ TEST(GradientsOf, LargeLayersAreBornInSharedMemory) {
       EXPECT_TRUE(is_shared(p.value().grad().const_data_ptr())) << p.key() << ", step " << step;
     }
   }
+}
+
+TEST(SharedExchange, KeepsTheMemoryOfGradientsUntilTheRoundHasEnded) {
+  const auto parameter = at::zeros({width, width}).requires_grad_();
+  const auto exchange = SharedExchange::make({parameter}, test::averaging_ranks().duplicate(), false);
+  if (!exchange) GTEST_SKIP() << "one rank";
+  for (const auto arrival : {Arrival::in_backward, Arrival::at_once, Arrival::left}) {
+    parameter.mutable_grad().reset();
+    (parameter * values({width, width}, 1)).sum().backward();
+    exchange->begin(arrival, 0, 0);
+    exchange->add(0, parameter.grad(), ParameterUse::used);
+    EXPECT_TRUE(exchange->holds(0));
+    exchange->finish();
+    EXPECT_FALSE(exchange->holds(0));
+  }
+}
+
+TEST(ModelExchanges, StayAsTheyAreIfNewOnesCannotBeMade) {
+  nn::Sequential net(nn::Linear(2, 2), nn::Linear(2, 2));
+  for (auto& p : net->ptr(1)->parameters()) p.set_requires_grad(false);
+  const ModelParameters parameters(net.ptr());
+  bool fails = false;
+  const auto make = [&](const std::vector<at::Tensor>& some) -> std::unique_ptr<Exchange> {
+    if (fails) throw Error(ExitCode::retry, "making an exchange", "there is no memory", "Try again");
+    return std::make_unique<AloneExchange>(some.size());
+  };
+  ModelExchanges exchanges(parameters, make, make);
+  for (auto& p : net->ptr(1)->parameters()) p.set_requires_grad(true);
+  fails = true;
+  EXPECT_THROW(exchanges.extend(exchanges.unfrozen()), Error);
+  EXPECT_EQ(exchanges.unfrozen().size(), 2u);
+  fails = false;
+  exchanges.extend(exchanges.unfrozen());
+  EXPECT_TRUE(exchanges.unfrozen().empty());
+  EXPECT_EQ(exchanges.dense_parameters().size(), 4u);
 }
 
 TEST(GradientsOf, LayersInAnotherOrderThanTheyStandIn) {

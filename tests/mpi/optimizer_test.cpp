@@ -994,6 +994,100 @@ TEST(PreparedOptimizer, RefusesWeightsOnSomeRanksOnly) {
         }
 }
 
+/// Ranks with a weight average in backward(). The others leave their gradients to step(), and may wait before it.
+TEST(AFusedOptimizer, RefusesWeightsOnSomeRanksOnlyWhateverComesBeforeTheStep) {
+  if (world().size() == 1) return;
+  const std::vector<Program> programs{
+      [](Model& m) {
+        const auto whole = m.sgd(0.05);
+        m.backward(1);
+        world().barrier();
+        whole->step();
+      },
+      [](Model& m) {
+        const auto whole = m.sgd(0.05);
+        nn::Linear second(2, 2);
+        const auto prepared = m.prepare(second.ptr());
+        (m.loss(1) + second->forward(values({3, 2}, 1)).square().mean()).backward();
+        whole->step();
+      },
+      [](Model& m) {
+        nn::Sequential net(nn::Embedding(nn::EmbeddingOptions(20, 96).sparse(true)), nn::Linear(96, 96));
+        const auto prepared = m.prepare(net.ptr());
+        torch::optim::SGD own(net->ptr(1)->parameters(), 0.05);
+        auto step = make_optimizer_step(own, {prepared}, {.fuse = Fuse::always});
+        PreparedOptimizer<torch::optim::SGD> optimizer(std::move(own), std::move(step));
+        const auto loss = [&] { return net->forward(at::arange(4) + world().rank()).square().mean(); };
+        const auto given = std::exchange(m.prepare.weight->given, std::nullopt);
+        loss().backward();  // the second one adds to gradients that are left
+        m.prepare.weight->given = given;
+        if (given) net->zero_grad();
+        loss().backward();
+        optimizer.step();
+      }};
+  for (std::size_t i = 0; i < programs.size(); ++i)
+    for (const int with_weight : {0, 1}) {
+      SCOPED_TRACE(std::to_string(i) + std::to_string(with_weight));
+      const auto program = [&](Model& m) {
+        if (world().rank() == with_weight) m.prepare.weight->given = 3;
+        programs[i](m);
+      };
+      expect_error_everywhere("a weight for some batches of a step only", program, Fuse::always);
+    }
+}
+
+TEST(AFusedOptimizer, RefusesToStepIfARankHasMissedABackward) {
+  if (world().size() == 1) return;
+  for (const double max_norm : {0.0, 0.5})
+    for (const int passes : {1, 2}) {
+      SCOPED_TRACE(std::to_string(max_norm) + std::to_string(passes));
+      const auto program = [&](Model& m) {
+        const auto whole = m.sgd(0.05, {.max_grad_norm = max_norm});
+        m.backward(0);
+        whole->step();
+        whole->zero_grad();
+        for (int pass = 1; pass < passes; ++pass) m.backward(pass);
+        if (world().rank() == 0) {
+          const auto loss = m.loss(9);
+          loss.register_hook([](at::Tensor) -> at::Tensor { throw std::runtime_error("before any gradient"); });
+          EXPECT_THROW(loss.backward(), std::runtime_error);
+        } else {
+          m.backward(9);
+        }
+        whole->step();
+      };
+      expect_error_everywhere("the same number of backward() since the last step", program, Fuse::always);
+    }
+}
+
+TEST(AFusedOptimizer, StepsWithoutTheOthersOnceItsModelIsGone) {
+  for (const bool gathers : {false, true}) {
+    Training<torch::optim::Adam> training(torch::optim::AdamOptions(1e-3), {.fuse = Fuse::always});
+    training.step(1);
+    if (gathers) training.optimizer->gather_state();
+    training.prepared.reset();
+    if (world().rank() == 0) {
+      const auto before = training.net->middle->weight.clone();
+      training.optimizer->zero_grad();
+      training.backward(2, true);
+      if (gathers || test::averaging_ranks().topology().num_nodes == 1) {
+        EXPECT_NO_THROW(training.optimizer->step());
+        EXPECT_FALSE(at::equal(training.net->middle->weight, before));
+      } else {
+        try {
+          training.optimizer->step();
+          ADD_FAILURE() << "it has stepped with a part of its state";
+        } catch (const Error& error) {
+          EXPECT_NE(std::string(error.what()).find("the other nodes have parts of its state"), std::string::npos)
+              << error.what();
+        }
+        EXPECT_TRUE(at::equal(training.net->middle->weight, before));
+      }
+    }
+    world().barrier();
+  }
+}
+
 TEST(AFusedOptimizer, RefusesToStepWhileAnotherRankOnlyAverages) {
   if (world().size() == 1) return;
   for (const double max_norm : {0.0, 0.5})

@@ -158,4 +158,12 @@ int rmdir(const char* path) noexcept {
   static auto* const real = original<int(const char*)>("rmdir");
   return fails("rmdir", path) ? -1 : real(path);
 }
+// It returns the error instead of setting errno.
+int posix_fallocate(int descriptor, off_t offset, off_t bytes) {
+  static auto* const real = original<int(int, off_t, off_t)>("posix_fallocate");
+  return fails("posix_fallocate", descriptor) ? errno : real(descriptor, offset, bytes);
+}
+int posix_fallocate64(int descriptor, off64_t offset, off64_t bytes) {
+  return posix_fallocate(descriptor, offset, bytes);
+}
 }

@@ -6,8 +6,9 @@
 
 namespace muster::test {
 
-/// While it lives, `call` (open, fstat, lstat, pread, preadv, madvise, opendir, rmdir, renameat2) fails with `error` on
-/// every path that ends with `name`; with error 0 it does what it should and is counted. One at a time.
+/// While it lives, `call` (open, fstat, lstat, pread, preadv, madvise, opendir, rmdir, renameat2, posix_fallocate)
+/// fails with `error` on every path that ends with `name`; with error 0 it does what it should and is counted. One at a
+/// time.
 class IoError {
  public:
   IoError(std::string call, std::string name, int error);

@@ -5,7 +5,6 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
-#include <array>
 #include <cstddef>
 #include <vector>
 
@@ -56,21 +55,43 @@ TEST(FlatLayout, ShowsABucketInTheParametersOrderOfMemory) {
   EXPECT_EQ(view_like(with_gaps, bucket, 4)[1][2].item<int>(), 9);
 }
 
-TEST(UseSums, TellHowManyRanksHaveUsedAParameter) {
-  EXPECT_EQ(
-      users_of(summand_of(ParameterUse::used) + summand_of(ParameterUse::unused) + summand_of(ParameterUse::used)), 2);
-  EXPECT_EQ(users_of(summand_of(ParameterUse::unused)), 0);
-  EXPECT_EQ(users_of(summand_of(ParameterUse::used) + summand_of(ParameterUse::abandoned)), -1);
+/// The notes of all ranks.
+Notes sum_of(Notes one, const Notes& other) {
+  for (std::size_t i = 0; i < one.numbers().size(); ++i) one.numbers()[i] += other.numbers()[i];
+  return one;
 }
 
-TEST(UseSums, TellWhichFlagsAnyRankHasSet) {
-  std::array<float, flag_bits> one{}, other{};
-  put_flags(0b0101, one);
-  put_flags(0b0100, other);
-  for (std::size_t i = 0; i < one.size(); ++i) one[i] += other[i];
-  EXPECT_EQ(flags_of(one), 0b0101U);
-  put_flags(0, one);
-  EXPECT_EQ(flags_of(one), 0U);
+TEST(Notes, TellHowManyRanksHaveUsedAParameter) {
+  Notes one(4), other(4);
+  one.set_use(0, ParameterUse::used);
+  other.set_use(0, ParameterUse::used);
+  one.set_use(1, ParameterUse::used);
+  other.set_use(1, ParameterUse::unused);
+  EXPECT_FALSE(sum_of(one, other).any_abandoned());
+  other.set_use(2, ParameterUse::abandoned);
+  const auto all = sum_of(one, other);
+  EXPECT_EQ(all.user_count(0), 2);
+  EXPECT_EQ(all.user_count(1), 1);
+  EXPECT_EQ(all.user_count(2), -1);
+  EXPECT_EQ(all.user_count(3), 0);
+  EXPECT_TRUE(all.any_abandoned());
+}
+
+TEST(Notes, TellWhatAnyRankHasSet) {
+  Notes one(1), other(1);
+  one.begin(0b0101, 0.375);
+  other.begin(0b0100, 1e9);
+  EXPECT_EQ(sum_of(one, other).flags(), 0b0101U);
+  EXPECT_EQ(sum_of(one, other).weight(), 1e9 + 0.375);
+  one.set_word(0xf0000003);
+  EXPECT_FALSE(sum_of(one, other).all_words_equal(2));
+  other.set_word(0xf0000003);
+  EXPECT_TRUE(sum_of(one, other).all_words_equal(2));
+  EXPECT_EQ(one.word(), 0xf0000003U);
+  one.begin(0, 0);
+  EXPECT_EQ(one.flags(), 0U);
+  EXPECT_EQ(one.weight(), 0);
+  EXPECT_EQ(one.word(), 0U);
 }
 
 }  // namespace
