@@ -12,6 +12,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <utility>
 
@@ -171,7 +172,8 @@ void BucketExchange::fix_order() {
     const auto first = from_first.front().cpu();
     std::copy_n(first.const_data_ptr<std::int64_t>(), own.size(), own.begin());
   });
-  new_order_.assign(order.begin(), order.end());
+  // At first it is from the last parameter to the first. Buckets that stay keep their memory for the hook.
+  if (!std::ranges::is_sorted(order, std::ranges::greater())) new_order_.assign(order.begin(), order.end());
 }
 
 void BucketExchange::fetch(std::size_t index, at::Tensor& gradient) {
