@@ -79,12 +79,7 @@ int main(int argc, char** argv) {
     if (from.empty()) {
       live.emplace(
           launch, "heat",
-          // The only solver: without it the run must not count as finished, but go on when both are started again.
-          muster::LiveOptions{.bytes = 4 << 20,
-                              .watermark = 64,
-                              .samples_per_epoch = 1024,
-                              .validation_every = 10,
-                              .on_solver_death = muster::LiveFault::end});
+          muster::LiveOptions{.bytes = 4 << 20, .watermark = 64, .samples_per_epoch = 1024, .validation_every = 10});
       datasets = {{"train", live->dataset()}, {"validation", live->validation()}};
     } else {
       auto parts = muster::Dataset(from).random_split({0.9, 0.1});

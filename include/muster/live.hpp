@@ -40,10 +40,12 @@ enum class LiveRule {
               ///< sampling with a reservoir", ACM TOMS 11, 1985)
 };
 
-/// What the trainer does when a solver ends without muster_live_close(), while the job goes on.
+/// What the trainer does when a solver ends without muster_live_close(), while the job goes on. An end is an Error
+/// (ExitCode::retry) that no trainer tries again in this job, where the solver cannot come back: `muster run` starts
+/// the job again.
 enum class LiveFault {
-  go_on,  ///< goes on with the other solvers
-  end,    ///< ends with an Error (ExitCode::retry)
+  go_on,  ///< goes on with the other solvers; ends if all solvers have died, and none has closed
+  end,    ///< ends
 };
 
 /// The same on all ranks.

@@ -3,6 +3,7 @@
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "muster/error.hpp"
+#include "run/needs_new_job.hpp"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -109,6 +110,16 @@ void announce(const Stream& stream, const std::vector<int>& world_ranks) {
   live_announce(announcement);
 }
 
+bool Receiver::Solver::lacks(int rank) const {
+  return rank < hello.ranks && !ranks[static_cast<std::size_t>(rank)].is_open();
+}
+
+bool Receiver::Solver::is_closing() const {
+  return has_ended() || std::ranges::any_of(ranks, [](const Rank& rank) {
+           return rank.is_closed || (rank.remote && rank.remote->end >= 0);
+         });
+}
+
 bool Receiver::Solver::has_ended() const {
   return has_died || std::ranges::none_of(ranks, [](const Rank& rank) { return rank.is_open(); });
 }
@@ -156,7 +167,7 @@ Receiver::~Receiver() {
 void Receiver::wait_for_solver() {
   Lock lock(mutex);
   changed.wait_for(lock, stream.options.timeout,
-                   [this] { return reservoir_.has_value() || error_.has_value() || all_ended(); });
+                   [this] { return reservoir_.has_value() || has_failed() || all_ended(); });
   check();
   if (reservoir_) return;
   throw Error(ExitCode::retry, "waiting for a solver of the live stream \"" + stream.name + "\"",
@@ -229,20 +240,7 @@ void Receiver::send_weights(const Rank& rank) {
         live_send_slot(weights_.memory.get(), weights_.head.bytes, rank.remote->rank, stream.tag), weights_.memory);
     return;
   }
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
-  iovec data{&weights_.head, sizeof weights_.head};
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
-  auto* const part = CMSG_FIRSTHDR(&message);
-  part->cmsg_level = SOL_SOCKET;
-  part->cmsg_type = SCM_RIGHTS;
-  part->cmsg_len = CMSG_LEN(sizeof(int));
-  const int file = weights_.file;
-  std::memcpy(CMSG_DATA(part), &file, sizeof file);
-  static_cast<void>(!::sendmsg(rank.socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT));
+  static_cast<void>(!live_send_file(rank.socket, &weights_.head, sizeof weights_.head, weights_.file));
 }
 
 void Receiver::resume() {
@@ -469,8 +467,8 @@ std::string Receiver::reason_to_refuse(const live_hello& hello) const {
   if (hello.ranks < 1 || hello.ranks > 1 << 20 || hello.rank < 0 || hello.rank >= hello.ranks)
     return "its rank is wrong. Report this";
   for (const auto& solver : solvers_)
-    if (solver.hello.solver == hello.solver && (solver.hello.id != hello.id || hello.rank >= solver.hello.ranks ||
-                                                solver.ranks[static_cast<std::size_t>(hello.rank)].is_open()))
+    if (solver.hello.solver == hello.solver &&
+        !(solver.hello.id == hello.id ? solver.lacks(hello.rank) : solver.is_closing()))
       return str("solver ", hello.solver,
                  " has opened this stream already. Give each solver a number of its own, and "
                  "open a stream once");
@@ -601,15 +599,9 @@ bool Receiver::receive_slots(const Solver& solver, Rank& rank) {
 void Receiver::read_from(Solver& solver, Rank& rank) {
   for (;;) {
     char byte = 0;
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
-    iovec data{&byte, 1};
-    msghdr message{};
-    message.msg_iov = &data;
-    message.msg_iovlen = 1;
-    message.msg_control = control;
-    message.msg_controllen = sizeof control;
-    const auto got = ::recvmsg(rank.socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    int file = LIVE_NO_FILE;
+    const auto got = live_receive_file(rank.socket, &byte, 1, &file);
+    if (got == LIVE_NOTHING) return;
     if (got < 0 && errno == ECONNRESET) continue;  // it has not read all, and its last byte is still to be read here
     if (got <= 0) {
       rank.socket = Descriptor();
@@ -619,15 +611,12 @@ void Receiver::read_from(Solver& solver, Rank& rank) {
     }
     if (byte == LIVE_CLOSED) rank.is_closed = true;
     if (byte == LIVE_WANTED) send_weights(rank);
-    const auto* const part = CMSG_FIRSTHDR(&message);
-    if (part != nullptr && part->cmsg_type == SCM_RIGHTS) {
-      int file = -1;
-      std::memcpy(&file, CMSG_DATA(part), sizeof file);
+    if (file >= 0) {
       const Descriptor owned(file);
       struct stat status {};
       const bool is_file = ::fstat(file, &status) == 0 && status.st_size >= static_cast<off_t>(sizeof(live_ring));
       take_ring(solver, rank, is_file ? map_file<live_ring>(status.st_size, file) : nullptr, status.st_size);
-    } else if ((message.msg_flags & MSG_CTRUNC) != 0) {  // out of file descriptors
+    } else if (file == LIVE_LOST_FILE) {
       take_ring(solver, rank, nullptr, 0);
     }
   }
@@ -665,7 +654,10 @@ void Receiver::begin(Solver& solver) {
   solver.was_refused = !std::ranges::all_of(
       solver.ranks, [&](const Rank& rank) { return are_same(columns_, columns_of(rank.ring->layout)); });
   changed.notify_all();
-  if (!solver.was_refused) return;
+  if (!solver.was_refused) {
+    __atomic_store_n(&solver.ranks.front().ring->told.accepted, 1, __ATOMIC_SEQ_CST);
+    return tell(solver.ranks.front());
+  }
   // Rank 0 last: the solver acts when it sees it there.
   for (auto rank = solver.ranks.rbegin(); rank != solver.ranks.rend(); ++rank) {
     auto& told = rank->ring->told;
@@ -692,10 +684,11 @@ void Receiver::make_memory(const live_layout& layout) {
   auto capacity = options.bytes / sample_bytes;
   const auto needed = ahead + validation + std::max<std::int64_t>(share(options.watermark), 1);
   if (capacity < needed) {
-    error_ = Error(ExitCode::usage, doing,
-                   str("a sample takes ", sample_bytes, " bytes, a rank needs ", needed,
-                       " samples for the watermark and validation, and LiveOptions::bytes is ", options.bytes),
-                   "Raise bytes, or lower watermark or validation_samples");
+    error_ = std::make_exception_ptr(
+        Error(ExitCode::usage, doing,
+              str("a sample takes ", sample_bytes, " bytes, a rank needs ", needed,
+                  " samples for the watermark and validation, and LiveOptions::bytes is ", options.bytes),
+              "Raise bytes, or lower watermark or validation_samples"));
     columns_.clear();
     return;
   }
@@ -704,8 +697,9 @@ void Receiver::make_memory(const live_layout& layout) {
   void* const memory =
       ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) {
-    error_ = Error(ExitCode::usage, doing, str(bytes, " bytes cannot be mapped: ", std::strerror(errno)),
-                   "Lower LiveOptions::bytes");
+    error_ = std::make_exception_ptr(Error(ExitCode::usage, doing,
+                                           str(bytes, " bytes cannot be mapped: ", std::strerror(errno)),
+                                           "Lower LiveOptions::bytes"));
     columns_.clear();
     return;
   }
@@ -734,13 +728,18 @@ void Receiver::end(Solver& solver) {
       sent.dropped += ring.dropped;
       sent.waited_ms += ring.waited_ms;
     }
-    if (solver.has_died && stream.options.on_solver_death == LiveFault::end && !error_)
-      error_ = Error(ExitCode::retry, "reading the live stream \"" + stream.name + "\"",
-                     str("solver ", solver.hello.solver, " has ended without muster_live_close()"),
-                     "Look why it has ended, or set LiveOptions::on_solver_death to go_on");
-    ended_.insert(solver.hello.solver);
+    ended_[solver.hello.solver] = solver.has_died;
+    const bool ends = solver.has_died && stream.options.on_solver_death == LiveFault::end;
+    const auto number = solver.hello.solver;
     for (auto& rank : solver.ranks) leave(rank);
     solvers_.erase(solvers_.begin() + (&solver - solvers_.data()));
+    const auto has_died = [](const auto& ended) { return ended.second; };
+    if (!error_ && (ends || (all_ended() && std::ranges::all_of(ended_, has_died))))
+      error_ = std::make_exception_ptr(
+          run::NeedsNewJob(Error(ExitCode::retry, "reading the live stream \"" + stream.name + "\"",
+                                 ends ? str("solver ", number, " has ended without muster_live_close()")
+                                      : "all solvers have ended without muster_live_close()",
+                                 "Look why, and start the job again")));
   }
   changed.notify_all();
 }

@@ -11,10 +11,11 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -80,9 +81,9 @@ class Receiver {
   void wait_for_solver();
   /// Throws the Error that ends the stream, if there is one. With `mutex` locked.
   void check() const {
-    if (error_) throw Error(*error_);
+    if (error_) std::rethrow_exception(error_);
   }
-  bool has_failed() const noexcept { return error_.has_value(); }
+  bool has_failed() const noexcept { return error_ != nullptr; }
   void stop_solvers();
   /// Tells the solvers that there are newer weights, and sends them to those who ask. For rank 0.
   void send_weights(std::string_view bytes);
@@ -147,6 +148,8 @@ class Receiver {
     bool has_died = false;                       ///< a rank on this node has ended without a word
 
     bool has_ended() const;
+    bool lacks(int rank) const;  ///< true if this rank has not come yet
+    bool is_closing() const;     ///< true if a rank has said that it ends: it may open the stream again
   };
   enum class Step { done, nothing, blocked };
 
@@ -182,7 +185,7 @@ class Receiver {
   std::unique_ptr<live_channel, void (*)(live_channel*)> channel_{nullptr, live_channel_close};  ///< to other nodes
   std::chrono::steady_clock::time_point accepts_from_{};  ///< later, after it was out of file descriptors
   std::chrono::steady_clock::time_point last_message_{};
-  std::set<int> ended_;                      ///< the numbers of solvers that have ended
+  std::map<int, bool> ended_;                ///< the numbers of solvers that have ended: whether each has died
   Sent before_;                              ///< before a restart
   std::vector<Sent> ended_sent_;             ///< [solvers] that have ended
   std::vector<std::int64_t> resent_before_;  ///< for each solver: earlier samples have come before the restart
@@ -195,7 +198,7 @@ class Receiver {
   };
   Weights weights_;
   std::vector<std::pair<MPI_Request, std::shared_ptr<std::byte>>> weights_sends_;
-  std::optional<Error> error_;  ///< why the stream ends
+  std::exception_ptr error_;  ///< why the stream ends
   std::vector<LiveColumn> columns_;
   std::shared_ptr<std::byte> memory_;
   std::optional<Reservoir> reservoir_;

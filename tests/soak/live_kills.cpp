@@ -116,8 +116,8 @@ std::string train(const Plan& plan, const Launch& launch, bool solver_dies, Dice
       if (never_came && text.find("no sample has come") != std::string::npos) return true;
       return solver_dies && (text.find("all have ended without a sample") != std::string::npos ||
                              text.find("none has sent a sample") != std::string::npos ||  // it died before it opened
-                             (plan.options.on_solver_death == LiveFault::end &&
-                              text.find("has ended without muster_live_close()") != std::string::npos));
+                             ((plan.options.on_solver_death == LiveFault::end || plan.options.solvers == 1) &&
+                              text.find(" ended without muster_live_close()") != std::string::npos));
     };
     bool ended_early = false;
     try {

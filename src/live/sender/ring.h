@@ -16,12 +16,13 @@
 #ifndef MUSTER_LIVE_RING_H
 #define MUSTER_LIVE_RING_H
 
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
 #include "muster_live.h"
 
-enum { LIVE_PROTOCOL = 2, LIVE_TEXT = 512, LIVE_TIMEOUT_S = 300 };
+enum { LIVE_PROTOCOL = 3, LIVE_TEXT = 512, LIVE_TIMEOUT_S = 300 };
 
 /* How many samples a rank of the trainer receives from a solver on other nodes before it needs them. */
 enum { LIVE_AHEAD = 2 };
@@ -56,6 +57,7 @@ typedef struct live_told {
   int64_t next;            /* the sample to go on with; -1: not known yet */
   int64_t weights_version; /* of the newest weights, told to rank 0; 0: none */
   uint32_t stop, gone, refused;
+  uint32_t accepted; /* by rank 0 of the trainer, told to rank 0; only then do the others get the ring */
   char refusal[LIVE_TEXT];
 } live_told;
 
@@ -167,6 +169,13 @@ MUSTER_LIVE_API int live_share_node(int rank, int other);
 MUSTER_LIVE_API unsigned live_address(struct sockaddr_un* address, const char* token, const char* stream, int rank);
 /* True if the process at the other end of a socket is this user's. */
 MUSTER_LIVE_API int live_is_own_user(int socket);
+/* What live_receive_file() gives in place of a file and of bytes. */
+enum { LIVE_NO_FILE = -1, LIVE_LOST_FILE = -2, LIVE_NOTHING = -2 };
+/* Sends a message of `count` bytes that passes a file. False if it cannot be sent now. */
+MUSTER_LIVE_API int live_send_file(int socket, const void* bytes, size_t count, int file);
+/* Receives a message. `file` gets a file that came with it, LIVE_NO_FILE, or LIVE_LOST_FILE if this process has no
+ * descriptor left for it. Returns the bytes; LIVE_NOTHING: none is there now; otherwise as recv(). */
+MUSTER_LIVE_API int64_t live_receive_file(int socket, void* bytes, size_t count, int* file);
 MUSTER_LIVE_API int live_is_name(const char* name);
 
 #ifdef __cplusplus

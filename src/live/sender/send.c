@@ -43,10 +43,12 @@ struct muster_live {
   int64_t before[MUSTER_LIVE_MAX_FIELDS][MUSTER_LIVE_MAX_DIMS];  /* halos */
   int64_t extents[MUSTER_LIVE_MAX_FIELDS][MUSTER_LIVE_MAX_DIMS]; /* of this rank's arrays, halos included */
   live_ring* ring;                                               /* null before the first sample */
+  int file;                                                      /* the ring's, until the trainer has it; or -1 */
   /* Of rank 0: */
   void *weights, *coming;    /* the newest that it has, and those that are on their way from another node */
   live_weights has, to_come; /* which they are */
-  int64_t held;              /* the version that it had when it last asked for weights */
+  int64_t held;              /* the version that it had at the beginning of the last call */
+  int is_asking;             /* the trainer has not answered yet */
   MPI_Request receives;
   int64_t seq, last_number, sent, dropped;
   double wait_s;
@@ -135,6 +137,7 @@ static void pump(muster_live* live) {
       if (message.of.told.next >= 0) __atomic_store_n(&told->next, message.of.told.next, __ATOMIC_SEQ_CST);
       if (message.of.told.refused) memcpy(told->refusal, message.of.told.refusal, LIVE_TEXT);
       if (message.of.told.refused) __atomic_store_n(&told->refused, 1, __ATOMIC_SEQ_CST);
+      if (message.of.told.accepted) __atomic_store_n(&told->accepted, 1, __ATOMIC_SEQ_CST);
       if (message.of.told.stop) __atomic_store_n(&told->stop, 1, __ATOMIC_SEQ_CST);
       if (message.of.told.gone) __atomic_store_n(&told->gone, 1, __ATOMIC_SEQ_CST);
       trainer->allowed = message.seq;
@@ -145,6 +148,7 @@ static void pump(muster_live* live) {
     live->weights = live->coming;
     live->has = live->to_come;
     live->coming = NULL;
+    live->is_asking = 0;
   }
   if (live->channel == NULL || live->ring == NULL) return;
   is_sending(live);
@@ -212,6 +216,8 @@ static void disconnect(muster_live* live, int code) {
   live->trainers = 0;
   if (live->ring != NULL && !sending) munmap(live->ring, (size_t)live->ring->file_bytes);
   live->ring = NULL;
+  if (live->file >= 0) close(live->file);
+  live->file = -1;
 }
 
 /* Ends the stream, on all ranks, with the highest code that a rank has. The text is that of the lowest rank that has
@@ -306,6 +312,7 @@ int muster_live_open(MPI_Comm comm, const char* name, const muster_live_options*
   *opened = live;
   if (live == NULL) return MUSTER_LIVE_ERROR;
   live->comm = MPI_COMM_NULL;
+  live->file = -1;
   outlive_stop_requests();
   live->last_number = live->told.next = -1;
   int code = check_options(live, options), world = 0;
@@ -490,6 +497,72 @@ static int64_t lay_out(live_layout* layout) {
   return at + (int64_t)sizeof(live_sample);
 }
 
+static int is_empty(muster_live* live) {
+  return live_state(__atomic_load_n(live_word_of(live->ring, live->seq), __ATOMIC_SEQ_CST)) == LIVE_EMPTY;
+}
+
+/* What the trainer asks for. */
+static int asked(muster_live* live) {
+  const live_told* const told = &live->ring->told;
+  if (__atomic_load_n(&told->refused, __ATOMIC_SEQ_CST)) return fail(live, "%s", told->refusal);
+  if (__atomic_load_n(&told->gone, __ATOMIC_SEQ_CST)) return gone(live);
+  return __atomic_load_n(&told->stop, __ATOMIC_SEQ_CST) ? MUSTER_LIVE_STOP : MUSTER_LIVE_OK;
+}
+
+/* Takes weights that a trainer on this node has sent, in a file. */
+static void take_weights(muster_live* live, live_weights coming, int file) {
+  live->is_asking = 0;
+  if (file == LIVE_LOST_FILE) {
+    fail(live, "weights cannot be taken: this process is out of file descriptors. Raise its limit (ulimit -n)");
+    return;
+  }
+  char* const weights = malloc((size_t)coming.bytes + 1);
+  int64_t at = 0;
+  for (ssize_t read = 1; weights != NULL && read > 0; at += read > 0 ? read : 0)
+    read = pread(file, weights + at, (size_t)(coming.bytes - at), at);
+  close(file);
+  if (weights == NULL || at < coming.bytes) {
+    free(weights);
+    fail(live, "there is not enough memory for weights. Free some");
+    return;
+  }
+  free(live->weights);
+  live->weights = weights;
+  live->has = coming;
+}
+
+/* Reads what a rank of the trainer on this node has sent: weights, or a byte that has only woken this rank. */
+static void read_from(muster_live* live, const live_trainer* trainer) {
+  live_weights coming;
+  int file = LIVE_NO_FILE;
+  const int64_t got = live_receive_file(trainer->socket, &coming, sizeof coming, &file);
+  if (got == (int64_t)sizeof coming && file != LIVE_NO_FILE)
+    take_weights(live, coming, file);
+  else if (got <= 0 && got != LIVE_NOTHING)
+    __atomic_store_n(&live->ring->told.gone, 1, __ATOMIC_SEQ_CST);
+}
+
+/* Waits until `ready`, or the stream has ended, or the time is over. Returns what the trainer asks for. */
+static int wait_for(muster_live* live, int (*ready)(muster_live*), double end) {
+  for (;;) {
+    __atomic_store_n(&live->ring->solver_waits, 1, __ATOMIC_SEQ_CST);
+    pump(live);
+    if (ready(live) || live->text[0] != '\0' || asked(live) > MUSTER_LIVE_STOP) break;
+    const double left = end - live_now_s();
+    struct pollfd sockets[live->trainers];
+    for (int j = 0; j < live->trainers; ++j) sockets[j] = (struct pollfd){live->trainer[j].socket, POLLIN, 0};
+    const int slice_ms = left <= 0 || live->channel != NULL ? 0 : left < 1 ? (int)(left * 1000) + 1 : 1000;
+    poll(sockets, (nfds_t)live->trainers, slice_ms);
+    if (live->channel != NULL && left > 0) nanosleep(&(struct timespec){0, 20000}, NULL);
+    for (int j = 0; j < live->trainers; ++j)
+      if (sockets[j].revents != 0) read_from(live, &live->trainer[j]);
+    if (left <= 0) break; /* but it has looked whether the trainer is still there */
+  }
+  __atomic_store_n(&live->ring->solver_waits, 0, __ATOMIC_RELAXED);
+  const int code = asked(live);
+  return live->text[0] != '\0' && code <= MUSTER_LIVE_STOP ? MUSTER_LIVE_ERROR : code;
+}
+
 /* Tells a rank of the trainer on another node what this rank has declared. */
 static int declare_to(muster_live* live, int rank) {
   const live_layout* const all = &live->layout;
@@ -506,7 +579,7 @@ static int declare_to(muster_live* live, int rank) {
   return code == MUSTER_LIVE_OK ? code : fail(live, "a message cannot be sent by MPI. See what MPI says");
 }
 
-/* Makes this rank's ring and passes it to the trainer. */
+/* Makes this rank's ring. */
 static int make_ring(muster_live* live, int64_t slots, int64_t slot_bytes) {
   live_ring head;
   memset(&head, 0, sizeof head);
@@ -526,34 +599,34 @@ static int make_ring(muster_live* live, int64_t slots, int64_t slot_bytes) {
   }
   live->ring = memory;
   memcpy(live->ring, &head, sizeof head);
-  int code = MUSTER_LIVE_OK;
-  for (int j = 0; j < live->trainers && code == MUSTER_LIVE_OK; ++j) {
-    if (live->trainer[j].is_remote) {
-      code = declare_to(live, live->trainer[j].rank);
-      continue;
-    }
-    char byte = 0;
-    union {
-      struct cmsghdr align;
-      char bytes[CMSG_SPACE(sizeof(int))];
-    } control;
-    memset(&control, 0, sizeof control);
-    struct iovec data = {&byte, 1};
-    struct msghdr message;
-    memset(&message, 0, sizeof message);
-    message.msg_iov = &data;
-    message.msg_iovlen = 1;
-    message.msg_control = control.bytes;
-    message.msg_controllen = sizeof control.bytes;
-    struct cmsghdr* const part = CMSG_FIRSTHDR(&message);
-    part->cmsg_level = SOL_SOCKET;
-    part->cmsg_type = SCM_RIGHTS;
-    part->cmsg_len = CMSG_LEN(sizeof file);
-    memcpy(CMSG_DATA(part), &file, sizeof file);
-    if (sendmsg(live->trainer[j].socket, &message, MSG_NOSIGNAL) != 1) code = gone(live);
+  live->file = file;
+  return MUSTER_LIVE_OK;
+}
+
+/* Passes this rank's ring to a rank of the trainer. */
+static int pass_ring(muster_live* live, const live_trainer* trainer) {
+  if (trainer->is_remote) return declare_to(live, trainer->rank);
+  return live_send_file(trainer->socket, "", 1, live->file) ? MUSTER_LIVE_OK : gone(live);
+}
+
+static int is_accepted(muster_live* live) { return __atomic_load_n(&live->ring->told.accepted, __ATOMIC_SEQ_CST) != 0; }
+
+/* Makes the rings and passes them to the trainer: first to its rank 0, which compares the fields with those of the
+ * other solvers. Collective. */
+static int connect_rings(muster_live* live, int64_t slots, int64_t slot_bytes) {
+  int code = make_ring(live, slots, slot_bytes);
+  if (code == MUSTER_LIVE_OK) code = pass_ring(live, &live->trainer[0]);
+  if (agree(live, code) != MUSTER_LIVE_OK) return live->code;
+  if (live->rank == 0) {
+    code = wait_for(live, is_accepted, live_now_s() + live->options.timeout_s);
+    if (code <= MUSTER_LIVE_STOP)
+      code = is_accepted(live) ? MUSTER_LIVE_OK : no_trainer(live, "the trainer has not taken its fields in time");
   }
-  close(file);
-  return code;
+  if (agree(live, code) != MUSTER_LIVE_OK) return live->code;
+  for (int j = 1; j < live->trainers && code == MUSTER_LIVE_OK; ++j) code = pass_ring(live, &live->trainer[j]);
+  close(live->file);
+  live->file = -1;
+  return agree(live, code);
 }
 
 /* Checks what all ranks have declared, and makes the rings. Collective. */
@@ -579,47 +652,7 @@ static int begin(muster_live* live) {
   if (agree(live, code) != MUSTER_LIVE_OK) return live->code;
   if (slots > most) slots = most;
   MPI_Allreduce(MPI_IN_PLACE, &slots, 1, MPI_INT64_T, MPI_MIN, live->comm); /* a sample has one slot on all ranks */
-  return agree(live, make_ring(live, slots, block));
-}
-
-static int is_empty(muster_live* live) {
-  return live_state(__atomic_load_n(live_word_of(live->ring, live->seq), __ATOMIC_SEQ_CST)) == LIVE_EMPTY;
-}
-
-/* What the trainer asks for. */
-static int asked(muster_live* live) {
-  const live_told* const told = &live->ring->told;
-  if (__atomic_load_n(&told->refused, __ATOMIC_SEQ_CST)) return fail(live, "%s", told->refusal);
-  if (__atomic_load_n(&told->gone, __ATOMIC_SEQ_CST)) return gone(live);
-  return __atomic_load_n(&told->stop, __ATOMIC_SEQ_CST) ? MUSTER_LIVE_STOP : MUSTER_LIVE_OK;
-}
-
-/* Waits until `ready`, or the trainer asks for something, or has gone, or the time is over. */
-static int wait_for(muster_live* live, int (*ready)(muster_live*), double end) {
-  const double begun = live_now_s();
-  int code = MUSTER_LIVE_OK;
-  for (;;) {
-    __atomic_store_n(&live->ring->solver_waits, 1, __ATOMIC_SEQ_CST);
-    pump(live);
-    if (ready(live)) break;
-    if ((code = asked(live)) != MUSTER_LIVE_OK) break;
-    const double left = end - live_now_s();
-    struct pollfd sockets[live->trainers];
-    for (int j = 0; j < live->trainers; ++j) sockets[j] = (struct pollfd){live->trainer[j].socket, POLLIN, 0};
-    const int slice_ms = left <= 0 || live->channel != NULL ? 0 : left < 1 ? (int)(left * 1000) + 1 : 1000;
-    poll(sockets, (nfds_t)live->trainers, slice_ms);
-    if (live->channel != NULL && left > 0) nanosleep(&(struct timespec){0, 20000}, NULL);
-    for (int j = 0; j < live->trainers; ++j) {
-      char bytes[64];
-      if (sockets[j].revents == 0) continue;
-      const ssize_t got = recv(live->trainer[j].socket, bytes, sizeof bytes, MSG_DONTWAIT);
-      if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) code = gone(live);
-    }
-    if (code != MUSTER_LIVE_OK || left <= 0) break;
-  }
-  __atomic_store_n(&live->ring->solver_waits, 0, __ATOMIC_RELAXED);
-  live->wait_s += live_now_s() - begun;
-  return code;
+  return connect_rings(live, slots, block);
 }
 
 /* Copies this rank's block into its slot, and shows the sample to the trainer. */
@@ -659,6 +692,18 @@ static int revoke_oldest(muster_live* live) {
   return revoked;
 }
 
+static int has_room_or_stops(muster_live* live) {
+  return is_empty(live) || __atomic_load_n(&live->ring->told.stop, __ATOMIC_SEQ_CST);
+}
+
+/* Looks whether the trainer is still there, and waits for room in the queue until `end`. */
+static int wait_for_room(muster_live* live, double end) {
+  const double begun = live_now_s();
+  const int code = wait_for(live, has_room_or_stops, end);
+  live->wait_s += live_now_s() - begun;
+  return code;
+}
+
 /* What the ranks find before a sample: the highest code, whether a rank has no room, and the number twice. */
 static int agree_on_sample(muster_live* live, int code, int64_t number, int* is_full) {
   int64_t all[4] = {code, !is_empty(live), number, -number};
@@ -685,11 +730,11 @@ int muster_live_send(muster_live* live, int64_t number, const void* const* value
   pump(live);
   if (code == MUSTER_LIVE_OK) code = asked(live);
   if (code == MUSTER_LIVE_OK && !is_empty(live)) /* the other rules only look whether the trainer is still there */
-    code = wait_for(live, is_empty, live->options.rule == MUSTER_LIVE_WAIT ? end : begun);
+    code = wait_for_room(live, live->options.rule == MUSTER_LIVE_WAIT ? end : begun);
   if ((code = agree_on_sample(live, code, number, &is_full)) != MUSTER_LIVE_OK) return code;
   if (is_full && live->options.rule == MUSTER_LIVE_DROP_OLDEST) {
     live->dropped += revoke_oldest(live);
-    code = wait_for(live, is_empty, end); /* the trainer is taking it, or a block of it is on its way */
+    code = wait_for_room(live, end); /* the trainer is taking it, or a block of it is on its way */
     if ((code = agree_on_sample(live, code, number, &is_full)) != MUSTER_LIVE_OK) return code;
   }
   live->last_number = number;
@@ -729,51 +774,7 @@ int muster_live_next(muster_live* live, int64_t* number) {
   return agree(live, live->rank == 0 ? code : MUSTER_LIVE_OK);
 }
 
-/* Reads the weights that a trainer on this node has sent. */
-static int has_read_weights(muster_live* live) {
-  union {
-    struct cmsghdr align;
-    char bytes[CMSG_SPACE(sizeof(int))];
-  } control;
-  live_weights coming;
-  struct iovec data = {&coming, sizeof coming};
-  struct msghdr message;
-  memset(&message, 0, sizeof message);
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control.bytes;
-  message.msg_controllen = sizeof control.bytes;
-  struct pollfd ready = {live->trainer[0].socket, POLLIN, 0};
-  poll(&ready, 1, 1);
-  const ssize_t got = recvmsg(live->trainer[0].socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-  if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) live->ring->told.gone = 1;
-  if (got == (ssize_t)sizeof coming && (message.msg_flags & MSG_CTRUNC)) {
-    fail(live, "weights cannot be taken: this process is out of file descriptors. Raise its limit (ulimit -n)");
-    return 1;
-  }
-  const struct cmsghdr* const part = got == (ssize_t)sizeof coming ? CMSG_FIRSTHDR(&message) : NULL;
-  if (part == NULL || part->cmsg_type != SCM_RIGHTS) return live->ring->told.gone;
-  int file = -1;
-  memcpy(&file, CMSG_DATA(part), sizeof file);
-  void* const weights = malloc((size_t)coming.bytes + 1);
-  int64_t at = 0;
-  for (ssize_t read = 1; weights != NULL && read > 0; at += read > 0 ? read : 0)
-    read = pread(file, (char*)weights + at, (size_t)(coming.bytes - at), at);
-  close(file);
-  if (weights == NULL || at < coming.bytes) {
-    free(weights);
-    fail(live, "there is not enough memory for weights. Free some");
-    return 1;
-  }
-  free(live->weights);
-  live->weights = weights;
-  live->has = coming;
-  return 1;
-}
-
 static int weights_have_come(muster_live* live) {
-  if (live->text[0] != '\0' || live->ring->told.gone) return 1;
-  if (!live->trainer[0].is_remote) return has_read_weights(live);
   return live->has.version > live->held; /* a newer version may have been offered meanwhile */
 }
 
@@ -781,16 +782,15 @@ static int weights_have_come(muster_live* live) {
 static int fetch_weights(muster_live* live) {
   pump(live);
   live->held = live->has.version;
-  if (__atomic_load_n(&live->ring->told.weights_version, __ATOMIC_SEQ_CST) > live->has.version) {
-    const char wanted = LIVE_WANTED;
-    live_trainer* const trainer = &live->trainer[0];
-    if (!trainer->is_remote)
-      (void)!send(trainer->socket, &wanted, 1, MSG_NOSIGNAL);
-    else if (live->coming == NULL)
-      live_channel_send(live->channel, trainer->rank, live->trainer_tag, (live_message){.kind = LIVE_WANT});
-    pump_until(live, weights_have_come, live_now_s() + live->options.timeout_s);
-  }
-  return live->text[0] != '\0' ? MUSTER_LIVE_ERROR : asked(live);
+  if (__atomic_load_n(&live->ring->told.weights_version, __ATOMIC_SEQ_CST) <= live->has.version) return asked(live);
+  const char wanted = LIVE_WANTED;
+  live_trainer* const trainer = &live->trainer[0];
+  if (!live->is_asking && trainer->is_remote)
+    live_channel_send(live->channel, trainer->rank, live->trainer_tag, (live_message){.kind = LIVE_WANT});
+  else if (!live->is_asking)
+    (void)!send(trainer->socket, &wanted, 1, MSG_NOSIGNAL);
+  live->is_asking = 1; /* those of an earlier call may still be on their way */
+  return wait_for(live, weights_have_come, live_now_s() + live->options.timeout_s);
 }
 
 int muster_live_weights(muster_live* live, int64_t* version, void* buffer, int64_t* bytes) {

@@ -1,14 +1,10 @@
-/* The start of a job with solvers and trainers: its secret, its programs and nodes, and the addresses of its sockets.
- */
+/* The start of a job with solvers and trainers: its secret, its programs and nodes. */
 #define _GNU_SOURCE
 
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/random.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -128,20 +124,6 @@ int muster_live_world(MPI_Comm* part) {
   MPI_Group_free(&all);
   free(ranks);
   return made == MPI_SUCCESS ? MUSTER_LIVE_OK : MUSTER_LIVE_ERROR;
-}
-
-unsigned live_address(struct sockaddr_un* address, const char* token, const char* stream, int rank) {
-  memset(address, 0, sizeof *address);
-  address->sun_family = AF_UNIX;
-  const int length =
-      snprintf(address->sun_path + 1, sizeof address->sun_path - 1, "muster-live/%s/%s/%d", token, stream, rank);
-  return (unsigned)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
-}
-
-int live_is_own_user(int socket) {
-  struct ucred peer;
-  socklen_t bytes = sizeof peer;
-  return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0 && peer.uid == geteuid();
 }
 
 int live_is_name(const char* name) {
