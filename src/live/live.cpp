@@ -9,8 +9,11 @@
 #include "live/state.hpp"
 #include "muster/error.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <utility>
 
 namespace muster {
@@ -38,6 +41,33 @@ void check(const LiveOptions& options, const std::string& doing) {
          "Leave out min_fresh, or take another rule");
 }
 
+/// A secret for solvers of other jobs. Collective.
+std::string token_for_other_jobs(const Communicator& ranks, const std::string& doing) {
+  const auto nodes = detail::comm::run_on_all(ranks, [] { return static_cast<std::int64_t>(live_node()); });
+  return detail::comm::run_on_root(ranks, [&] {
+    std::array<char, 33> token{};
+    if (std::ranges::count(nodes, nodes.front()) != ranks.size())
+      throw Error(ExitCode::usage, doing,
+                  "LiveOptions::connect_file is set, and the trainer's ranks are on several nodes",
+                  "Start the trainer on the solver's node, or both in one job");
+    if (live_make_token(token.data()) == 0)
+      throw Error(ExitCode::retry, doing, "the system has no random numbers", "Try again");
+    return std::string(token.data());
+  });
+}
+
+/// Tells solvers of other jobs how to find this trainer. For rank 0.
+void write_contact(const detail::live::Stream& stream) {
+  live_contact contact{
+      .protocol = LIVE_PROTOCOL, .trainers = stream.ranks, .node = live_node(), .token = {}, .name = {}};
+  stream.token.copy(contact.token, sizeof contact.token - 1);
+  stream.name.copy(contact.name, sizeof contact.name - 1);
+  if (const int error = live_write_contact(stream.options.connect_file.c_str(), &contact); error != 0)
+    throw Error(ExitCode::usage, "opening the live stream \"" + stream.name + "\"",
+                str(stream.options.connect_file, " cannot be written: ", std::strerror(error)),
+                "Give LiveOptions::connect_file a file in a folder that both jobs see");
+}
+
 }  // namespace
 
 Live::Live(const Launch& launch, const std::string& name, const LiveOptions& options) {
@@ -57,6 +87,7 @@ Live::Live(const Launch& launch, const std::string& name, const LiveOptions& opt
                                       {"solvers", options.solvers},
                                       {"seed", options.seed.value_or(launch.flags().seed)},
                                       {"on_solver_death", static_cast<int>(options.on_solver_death)},
+                                      {"connect_file", options.connect_file},
                                       {"timeout", options.timeout.count()}});
   auto own_options = options;
   own_options.timeout = std::min(options.timeout, detail::longest_time);  // so that no sum of times overflows
@@ -71,6 +102,7 @@ Live::Live(const Launch& launch, const std::string& name, const LiveOptions& opt
     if (live_is_name(name.c_str()) == 0)
       throw Error(ExitCode::usage, doing, "it is no name of a stream",
                   str("Give up to ", static_cast<int>(MUSTER_LIVE_MAX_NAME), " letters, digits, '-', '_' and '.'"));
+    if (!options.connect_file.empty()) return;
     if (ranks.size() == detail::comm::rank_and_size().second)
       throw Error(ExitCode::usage, doing, "no rank of the job is left for a solver",
                   "Start both, as in mpirun -n 6 ./solver : -n 2 ./trainer, and give Launch the part of a LiveWorld");
@@ -88,6 +120,7 @@ Live::Live(const Launch& launch, const std::string& name, const LiveOptions& opt
                   "a solver may be on another node, and MPI was not initialised for several threads",
                   "Ask for MPI_THREAD_MULTIPLE in MPI_Init_thread, or start all ranks on one node");
   });
+  if (!options.connect_file.empty()) token = token_for_other_jobs(ranks, doing);
   const bool any_has_other_nodes = ranks.all_reduce(std::int64_t{has_other_nodes}, ReduceOp::max) > 0;
   detail::comm::run_on_all(ranks, [&] {
     state_ = std::make_shared<LiveState>(
@@ -105,11 +138,19 @@ Live::Live(const Launch& launch, const std::string& name, const LiveOptions& opt
         number);
   });
   detail::comm::run_on_all(ranks, [&] { state_->receiver.start(); });
-  if (ranks.rank() == 0) detail::live::announce(state_->receiver.stream, world_ranks);
+  if (!options.connect_file.empty())
+    detail::comm::run_on_root(ranks, [&] { write_contact(state_->receiver.stream); });
+  else if (ranks.rank() == 0)
+    detail::live::announce(state_->receiver.stream, world_ranks);
 }
 
 Live::~Live() {
-  if (state_->rank() == 0 && !detail::comm::mpi_is_finalised()) detail::live::announce(state_->receiver.stream, {});
+  const auto& stream = state_->receiver.stream;
+  if (stream.rank != 0) return;
+  if (!stream.options.connect_file.empty())
+    ::unlink(stream.options.connect_file.c_str());
+  else if (!detail::comm::mpi_is_finalised())
+    detail::live::announce(stream, {});
 }
 
 Dataset Live::dataset() const {

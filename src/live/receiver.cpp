@@ -445,7 +445,8 @@ void Receiver::end(Solver& solver) {
       sent.dropped += ring.dropped;
       sent.waited_ms += ring.waited_ms;
     }
-    history_.died[solver.hello.solver] = solver.has_died;
+    // In another job it may come back.
+    if (!solver.has_died || stream.options.connect_file.empty()) history_.died[solver.hello.solver] = solver.has_died;
     const bool ends = solver.has_died && stream.options.on_solver_death == LiveFault::end;
     const auto number = solver.hello.solver;
     for (const auto& rank : solver.ranks)

@@ -634,6 +634,128 @@ TEST(Live, TheTrainerMayEndFirst) {
       });
 }
 
+/// A solver's stream to a trainer that it finds by a file, with the same field as open().
+muster_live* connect(const Side& side, const std::string& name, const std::string& file, double timeout_s = 0) {
+  muster_live* live = nullptr;
+  const muster_live_options options{.solver = 0, .bytes = 0, .rule = 0, .timeout_s = timeout_s};
+  EXPECT_EQ(muster_live_connect(side.comm(), file.c_str(), name.c_str(), &options, &live), MUSTER_LIVE_OK)
+      << muster_live_text(live);
+  const std::int64_t global = 2 * side.size(), offset = 2 * side.rank(), local = 2;
+  muster_live_field(live, "x", MUSTER_LIVE_FLOAT32, 1, &global, &offset, &local);
+  return live;
+}
+
+TEST(Live, SolversOfOtherJobsFindTheTrainerByItsFile) {
+  const auto file = (test::shared_folder() / "heat.live").string();
+  couple(
+      2,
+      [&](Launch& launch) {
+        Live live(launch, "found", {.rule = LiveRule::fifo, .connect_file = file});
+        if (launch.rank() == 0) {
+          EXPECT_EQ(std::filesystem::status(file).permissions(),
+                    std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
+        }
+        static_cast<void>(live.dataset());
+        live.send_weights("weights");
+        drain(live);
+        EXPECT_EQ(live.ledger().used, 10);
+      },
+      [&](const Side& side) {
+        auto* live = connect(side, "found", file);
+        for (std::int64_t number = 0; number < 10; ++number) EXPECT_EQ(send(live, number), MUSTER_LIVE_OK);
+        std::array<char, 8> buffer{};
+        std::int64_t version = 0, bytes = 0;
+        for (int code = MUSTER_LIVE_OK; code == MUSTER_LIVE_OK && version == 0;) {
+          bytes = buffer.size();
+          code = muster_live_weights(live, &version, buffer.data(), &bytes);
+          EXPECT_EQ(code, MUSTER_LIVE_OK) << muster_live_text(live);
+        }
+        EXPECT_EQ(std::string(buffer.data()), "weights");
+        muster_live_close(&live, nullptr);
+      });
+  EXPECT_FALSE(std::filesystem::exists(file));
+}
+
+TEST(Live, ATrainerOfAnotherJobComesBack) {
+  const auto file = (test::shared_folder() / "back.live").string();
+  couple(
+      1,
+      [&](Launch& launch) {
+        for (const bool is_first : {true, false}) {
+          const Live live(launch, "back", {.rule = LiveRule::fifo, .connect_file = file});
+          static_cast<void>(live.dataset());
+          if (is_first) continue;
+          drain(live);
+          EXPECT_EQ(live.ledger().used, 3);
+        }
+      },
+      [&](const Side& side) {
+        auto* live = connect(side, "back", file);
+        std::int64_t number = 0;
+        while (send(live, number) == MUSTER_LIVE_OK) ++number;
+        EXPECT_SAYS(std::string(muster_live_text(live)), "whose connect_file is");
+        while (send(live, 0) == MUSTER_LIVE_NO_TRAINER) {
+        }
+        EXPECT_EQ(std::string(muster_live_text(live)), "");
+        EXPECT_EQ(send(live, 1), MUSTER_LIVE_OK);
+        EXPECT_EQ(send(live, 2), MUSTER_LIVE_OK);
+        muster_live_counts counts{};
+        muster_live_close(&live, &counts);
+        EXPECT_EQ(counts.sent, number + 3);
+      });
+}
+
+TEST(Live, ASolverOfAnotherJobComesBack) {
+  const auto file = (test::shared_folder() / "again.live").string();
+  couple(
+      1,
+      [&](Launch& launch) {
+        const Live live(launch, "returned", {.rule = LiveRule::fifo, .connect_file = file});
+        drain(live);
+        EXPECT_EQ(live.ledger().used, 10);
+      },
+      [&](const Side& side) {
+        for (const std::int64_t first : {0, 5}) {
+          auto* live = connect(side, "returned", file);
+          std::int64_t next = -1;
+          EXPECT_EQ(muster_live_next(live, &next), MUSTER_LIVE_OK) << muster_live_text(live);
+          EXPECT_LE(next, first);
+          for (auto number = first; number < first + 5; ++number) EXPECT_EQ(send(live, number), MUSTER_LIVE_OK);
+          MPI_Barrier(side.comm());  // all have published the last sample
+          if (first == 0) die();
+          muster_live_close(&live, nullptr);
+        }
+      });
+}
+
+TEST(Live, WhatIsWrongWithAConnectFile) {
+  const auto folder = test::shared_folder();
+  const auto file = (folder / "other.live").string();
+  couple(
+      1,
+      [&](Launch& launch) {
+        EXPECT_SAYS(error_of([&] { Live(launch, "nowhere", {.connect_file = (folder / "no" / "file").string()}); },
+                             ExitCode::usage),
+                    "cannot be written: No such file or directory");
+        const Live live(launch, "other", {.connect_file = file});
+        drain(live);
+      },
+      [&](const Side& side) {
+        muster_live* live = nullptr;
+        const muster_live_options options{.solver = 0, .bytes = 0, .rule = 0, .timeout_s = 1};
+        EXPECT_EQ(muster_live_connect(side.comm(), (folder / "none").c_str(), "other", &options, &live),
+                  MUSTER_LIVE_NO_TRAINER);
+        EXPECT_SAYS(std::string(muster_live_text(live)), "no trainer has come in time");
+        muster_live_close(&live, nullptr);
+        EXPECT_EQ(muster_live_connect(side.comm(), file.c_str(), "this", nullptr, &live), MUSTER_LIVE_ERROR);
+        EXPECT_SAYS(std::string(muster_live_text(live)), "its file is that of the stream \"other\"");
+        muster_live_close(&live, nullptr);
+        live = connect(side, "other", file);
+        EXPECT_EQ(send(live, 0), MUSTER_LIVE_OK);
+        muster_live_close(&live, nullptr);
+      });
+}
+
 /// Trains with `live` until epoch `last`, and returns the ledger.
 LiveLedger train(Launch& launch, const std::filesystem::path& storage, std::int64_t last, bool resumes,
                  std::int64_t bytes) {

@@ -91,6 +91,13 @@ typedef struct live_hello {
   uint64_t id; /* of this opening, the same on all ranks */
 } live_hello;
 
+/* What solvers of other jobs know of a trainer. */
+typedef struct live_contact {
+  int32_t protocol, trainers;
+  uint64_t node;
+  char token[33], name[MUSTER_LIVE_MAX_NAME + 1];
+} live_contact;
+
 typedef struct live_welcome {
   int32_t protocol, ranks;
   char refusal[LIVE_TEXT]; /* empty if the solver is accepted */
@@ -163,6 +170,14 @@ double live_now_s(void);
 /* Ensures that this process takes part, as muster_live_open() does. `token` gets a secret of the job, 32 digits.
  * Collective over MPI_COMM_WORLD at the first call. Returns a code; `text` gets what was wrong. */
 MUSTER_LIVE_API int live_join(double timeout_s, char token[33], char text[LIVE_TEXT]);
+/* Makes a secret of 32 digits. False if the system has no random numbers. */
+MUSTER_LIVE_API int live_make_token(char token[33]);
+/* The same for processes that can share memory and sockets. */
+MUSTER_LIVE_API uint64_t live_node(void);
+/* Writes the file for solvers of other jobs, which only this user can read. Returns 0, or an errno. */
+MUSTER_LIVE_API int live_write_contact(const char* path, const live_contact* contact);
+/* Reads it. False if there is none. */
+MUSTER_LIVE_API int live_read_contact(const char* path, live_contact* contact);
 /* True if two ranks of MPI_COMM_WORLD can share memory and sockets. */
 MUSTER_LIVE_API int live_share_node(int rank, int other);
 /* The address of the trainer's rank `rank`: an abstract one, which no file system has. Returns its length. */

@@ -32,6 +32,9 @@ typedef struct live_trainer {
 struct muster_live {
   int code; /* what every call returns: OK while the stream is open */
   char name[MUSTER_LIVE_MAX_NAME + 1];
+  char* contact;           /* the file of a trainer in another job; null if it is in this one */
+  char tried[33];          /* the secret of the last trainer that was found there */
+  muster_live_counts past; /* with trainers before this one */
   muster_live_options options;
   MPI_Comm comm;
   int rank, ranks, trainers;
@@ -69,8 +72,11 @@ static int fail(muster_live* live, const char* format, ...) {
 
 /* The same where no trainer is there. */
 static int no_trainer(muster_live* live, const char* fact) {
-  fail(live, "%s. Start it in this job with a muster::Live of this name, as in mpirun -n 6 ./solver : -n 2 ./trainer",
-       fact);
+  if (live->contact != NULL)
+    fail(live, "%s. Start it with a muster::Live of this name whose connect_file is \"%.200s\"", fact, live->contact);
+  else
+    fail(live, "%s. Start it in this job with a muster::Live of this name, as in mpirun -n 6 ./solver : -n 2 ./trainer",
+         fact);
   return MUSTER_LIVE_NO_TRAINER;
 }
 static int gone(muster_live* live) { return no_trainer(live, "the trainer has ended"); }
@@ -256,23 +262,24 @@ static int connect_to(muster_live* live, const char* token, int trainer, const l
   return fail(live, "the trainer has another version of muster. Build both with the same");
 }
 
-/* Connects to all ranks of the trainer, whose ranks in MPI_COMM_WORLD are `ranks`. Returns a code. */
+/* Connects to all ranks of the trainer, whose ranks in MPI_COMM_WORLD are `ranks`; null if it is in another job, on
+ * this node. Returns a code. */
 static int connect_to_all(muster_live* live, const char* token, const int32_t* ranks, uint64_t id, double end) {
   const live_hello hello = {LIVE_PROTOCOL, live->options.solver, live->rank, live->ranks, id};
   int own = 0, code = MUSTER_LIVE_OK;
-  MPI_Comm_rank(MPI_COMM_WORLD, &own);
+  if (ranks != NULL) MPI_Comm_rank(MPI_COMM_WORLD, &own);
   live->trainer = calloc((size_t)live->trainers, sizeof *live->trainer);
   if (live->trainer == NULL) live->trainers = 0;
   for (int j = 0; j < live->trainers; ++j) {
     live_trainer* const trainer = &live->trainer[j];
     trainer->socket = -1;
-    trainer->rank = ranks[j];
+    trainer->rank = ranks == NULL ? -1 : ranks[j];
     for (int i = 0; i < LIVE_AHEAD; ++i) {
       trainer->sends[i] = MPI_REQUEST_NULL;
       trainer->revoked[i].is_revoked = 1;
     }
     while (live_rank_of(trainer->next, live->options.solver, live->trainers) != j) ++trainer->next;
-    trainer->is_remote = !live_share_node(own, ranks[j]);
+    trainer->is_remote = ranks != NULL && !live_share_node(own, ranks[j]);
     if (trainer->is_remote && live->channel == NULL) live->channel = live_channel_open(0);
     if (trainer->is_remote && live->channel == NULL) live->trainers = 0;
   }
@@ -307,26 +314,24 @@ static void outlive_stop_requests(void) {
   }
 }
 
-int muster_live_open(MPI_Comm comm, const char* name, const muster_live_options* options, muster_live** opened) {
+/* Makes a stream without a trainer; null if memory is short. `code` gets what its options are worth on this rank. */
+static muster_live* make(const char* name, const muster_live_options* options, int* code) {
   muster_live* const live = calloc(1, sizeof *live);
-  *opened = live;
-  if (live == NULL) return MUSTER_LIVE_ERROR;
+  if (live == NULL) return NULL;
   live->comm = MPI_COMM_NULL;
   live->file = -1;
   outlive_stop_requests();
   live->last_number = live->told.next = -1;
-  int code = check_options(live, options), world = 0;
+  *code = check_options(live, options);
   if (!live_is_name(name))
-    code = fail(live, "the name is not one. Give up to %d letters, digits, '-', '_' and '.'", MUSTER_LIVE_MAX_NAME);
+    *code = fail(live, "the name is not one. Give up to %d letters, digits, '-', '_' and '.'", MUSTER_LIVE_MAX_NAME);
   else
     memcpy(live->name, name, strlen(name) + 1);
-  const double end = live_now_s() + live->options.timeout_s;
-  char token[33], text[LIVE_TEXT];
-  const int joined = live_join(live->options.timeout_s, token, text);
-  if (joined != MUSTER_LIVE_OK) {
-    live->code = fail(live, "%s", text); /* the others time out, too */
-    return live->code;
-  }
+  return live;
+}
+
+/* Gives the stream its ranks, which agree on `code`. Collective. */
+static int take_ranks(muster_live* live, MPI_Comm comm, int code) {
   if (MPI_Comm_dup(comm, &live->comm) != MPI_SUCCESS) {
     live->code = fail(live, "its communicator cannot be duplicated. Give one of the solver's ranks");
     return live->code;
@@ -334,8 +339,85 @@ int muster_live_open(MPI_Comm comm, const char* name, const muster_live_options*
   MPI_Comm_set_errhandler(live->comm, MPI_ERRORS_RETURN);
   MPI_Comm_rank(live->comm, &live->rank);
   MPI_Comm_size(live->comm, &live->ranks);
+  return agree(live, code);
+}
+
+/* Identifies an opening of a stream. */
+static uint64_t new_id(void) {
+  uint64_t id = 0;
+  return getrandom(&id, sizeof id, 0) < 0 ? (uint64_t)getpid() : id;
+}
+
+/* Connects to the trainer of which the file tells, and waits for one until `end`: the file may be of one that has
+ * ended. Returns the code of all ranks. Collective. */
+static int connect_by_file(muster_live* live, double end) {
+  struct {
+    live_contact contact;
+    uint64_t id;
+    int is_there;
+  } found;
+  do {
+    memset(&found, 0, sizeof found);
+    while (live->rank == 0) {
+      found.is_there =
+          live_read_contact(live->contact, &found.contact) && strcmp(found.contact.token, live->tried) != 0;
+      if (found.is_there || live_now_s() > end) break;
+      nanosleep(&(struct timespec){0, 10000000}, NULL);
+    }
+    found.id = new_id();
+    MPI_Bcast(&found, sizeof found, MPI_BYTE, 0, live->comm);
+    if (!found.is_there) return live->code = no_trainer(live, "no trainer has come in time");
+    memcpy(live->tried, found.contact.token, sizeof live->tried);
+    live->code = MUSTER_LIVE_OK;
+    live->text[0] = '\0';
+    live->told = (live_told){.next = -1};
+    live->seq = 0;
+    live->last_number = -1;
+    live->is_asking = 0;
+    int code = MUSTER_LIVE_OK;
+    if (found.contact.protocol != LIVE_PROTOCOL)
+      code = fail(live, "the trainer has another version of muster. Build both with the same");
+    else if (strcmp(found.contact.name, live->name) != 0)
+      code =
+          fail(live, "its file is that of the stream \"%s\". Give each stream a file of its own", found.contact.name);
+    else if (found.contact.node != live_node())
+      code = fail(live,
+                  "rank %d is on another node than the trainer. Start both jobs on one node, or both programs in "
+                  "one job",
+                  live->rank);
+    live->trainers = code == MUSTER_LIVE_OK ? found.contact.trainers : 0;
+    const double soon = live_now_s() + 1; /* a trainer whose file is there answers */
+    if (code == MUSTER_LIVE_OK)
+      code = connect_to_all(live, found.contact.token, NULL, found.id, end > soon ? end : soon);
+    agree(live, code);
+  } while (live->code == MUSTER_LIVE_NO_TRAINER && live_now_s() < end);
+  return live->code;
+}
+
+int muster_live_connect(MPI_Comm comm, const char* file, const char* name, const muster_live_options* options,
+                        muster_live** opened) {
+  int code = MUSTER_LIVE_OK;
+  muster_live* const live = *opened = make(name, options, &code);
+  if (live == NULL) return MUSTER_LIVE_ERROR;
+  live->contact = strdup(file);
+  if (live->contact == NULL) code = fail(live, "there is not enough memory. Free some");
+  if (take_ranks(live, comm, code) != MUSTER_LIVE_OK) return live->code;
+  return connect_by_file(live, live_now_s() + live->options.timeout_s);
+}
+
+int muster_live_open(MPI_Comm comm, const char* name, const muster_live_options* options, muster_live** opened) {
+  int code = MUSTER_LIVE_OK, world = 0;
+  muster_live* const live = *opened = make(name, options, &code);
+  if (live == NULL) return MUSTER_LIVE_ERROR;
+  const double end = live_now_s() + live->options.timeout_s;
+  char token[33], text[LIVE_TEXT];
+  const int joined = live_join(live->options.timeout_s, token, text);
+  if (joined != MUSTER_LIVE_OK) {
+    live->code = fail(live, "%s", text); /* the others time out, too */
+    return live->code;
+  }
+  if (take_ranks(live, comm, code) != MUSTER_LIVE_OK) return live->code;
   MPI_Comm_size(MPI_COMM_WORLD, &world);
-  if (agree(live, code) != MUSTER_LIVE_OK) return live->code;
   if (live->ranks == world) return live->code = no_trainer(live, "no rank of the job is left for a trainer");
 
   /* Rank 0 waits for the trainer. */
@@ -345,7 +427,7 @@ int muster_live_open(MPI_Comm comm, const char* name, const muster_live_options*
   } found = {0, 0, 0};
   const live_announcement* trainer = NULL;
   if (live->rank == 0) {
-    if (getrandom(&found.id, sizeof found.id, 0) < 0) found.id = (uint64_t)getpid();
+    found.id = new_id();
     while ((trainer = live_find_announced(live->name)) == NULL && live_now_s() < end)
       nanosleep(&(struct timespec){0, 1000000}, NULL);
     if (trainer != NULL) found.tag = trainer->tag, found.count = trainer->count;
@@ -501,12 +583,18 @@ static int is_empty(muster_live* live) {
   return live_state(__atomic_load_n(live_word_of(live->ring, live->seq), __ATOMIC_SEQ_CST)) == LIVE_EMPTY;
 }
 
-/* What the trainer asks for. */
+/* What the trainer asks for. A trainer that has asked for a stop may end at once. */
 static int asked(muster_live* live) {
   const live_told* const told = &live->ring->told;
   if (__atomic_load_n(&told->refused, __ATOMIC_SEQ_CST)) return fail(live, "%s", told->refusal);
-  if (__atomic_load_n(&told->gone, __ATOMIC_SEQ_CST)) return gone(live);
-  return __atomic_load_n(&told->stop, __ATOMIC_SEQ_CST) ? MUSTER_LIVE_STOP : MUSTER_LIVE_OK;
+  const int is_gone = __atomic_load_n(&told->gone, __ATOMIC_SEQ_CST) != 0;
+  if (__atomic_load_n(&told->stop, __ATOMIC_SEQ_CST)) return MUSTER_LIVE_STOP;
+  return is_gone ? gone(live) : MUSTER_LIVE_OK;
+}
+
+static int has_left(const muster_live* live) {
+  const live_told* const told = &live->ring->told;
+  return __atomic_load_n(&told->refused, __ATOMIC_SEQ_CST) || __atomic_load_n(&told->gone, __ATOMIC_SEQ_CST);
 }
 
 /* Takes weights that a trainer on this node has sent, in a file. */
@@ -547,7 +635,7 @@ static int wait_for(muster_live* live, int (*ready)(muster_live*), double end) {
   for (;;) {
     __atomic_store_n(&live->ring->solver_waits, 1, __ATOMIC_SEQ_CST);
     pump(live);
-    if (ready(live) || live->text[0] != '\0' || asked(live) > MUSTER_LIVE_STOP) break;
+    if (ready(live) || live->text[0] != '\0' || has_left(live)) break;
     const double left = end - live_now_s();
     struct pollfd sockets[live->trainers];
     for (int j = 0; j < live->trainers; ++j) sockets[j] = (struct pollfd){live->trainer[j].socket, POLLIN, 0};
@@ -718,7 +806,16 @@ static int agree_on_sample(muster_live* live, int code, int64_t number, int* is_
   return agree(live, (int)all[0] == code || live->text[0] != '\0' ? (int)all[0] : MUSTER_LIVE_OK);
 }
 
+/* Looks whether a trainer of another job has come back. Collective. */
+static void reconnect(muster_live* live) {
+  live->past.sent += live->sent;
+  live->past.dropped += live->dropped;
+  live->sent = live->dropped = 0;
+  connect_by_file(live, live_now_s());
+}
+
 int muster_live_send(muster_live* live, int64_t number, const void* const* values) {
+  if (live->code == MUSTER_LIVE_NO_TRAINER && live->contact != NULL) reconnect(live);
   if (live->code != MUSTER_LIVE_OK) return live->code;
   if (live->ring == NULL && begin(live) != MUSTER_LIVE_OK) return live->code;
   const double begun = live_now_s(), end = begun + live->options.timeout_s;
@@ -820,8 +917,10 @@ int muster_live_close(muster_live** closed, muster_live_counts* counts) {
   int finalised = 0;
   MPI_Finalized(&finalised);
   disconnect(live, MUSTER_LIVE_OK); /* which wakes the trainer */
-  if (counts != NULL) *counts = (muster_live_counts){live->sent, live->dropped, live->wait_s};
+  if (counts != NULL)
+    *counts = (muster_live_counts){live->past.sent + live->sent, live->past.dropped + live->dropped, live->wait_s};
   if (live->comm != MPI_COMM_NULL && !finalised) MPI_Comm_free(&live->comm);
+  free(live->contact);
   free(live);
   *closed = NULL;
   return MUSTER_LIVE_OK;
