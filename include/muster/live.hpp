@@ -80,8 +80,8 @@ struct LiveOptions {
   std::optional<std::uint64_t> seed = {};
   /// A file by which solvers of other jobs of this user on this node find the trainer (muster_live_connect()). The
   /// trainer writes it, readable by this user only, when it can receive, and removes it at its end. All ranks of the
-  /// trainer are on one node. A solver that has died is waited for as for the next sample. Empty: solvers are in this
-  /// job.
+  /// trainer are on one node. A solver that has died may come back: the trainer goes on as with a slow one. Empty:
+  /// solvers are in this job.
   std::string connect_file = {};
   /// How long to wait for the first solver, and later for each next sample; then an Error (ExitCode::retry).
   std::chrono::seconds timeout{300};

@@ -60,6 +60,8 @@ Plan plan_of(std::uint64_t seed, int size) {
   plan.options.timeout = std::chrono::seconds(10);
   plan.options.seed = seed;
   plan.by_file = dice.chance(0.4);
+  // A dead solver might come back, and without a limit the trainer draws from its full reservoir meanwhile.
+  if (plan.by_file && plan.options.rule == LiveRule::reservoir) plan.options.max_uses = 3;
   return plan;
 }
 
