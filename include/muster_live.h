@@ -14,9 +14,10 @@
  * A solver is a group of ranks: those of one communicator. A stream is identified by its name, which the solver and a
  * trainer's muster::Live (muster/live.hpp) both give. A sample has a number and all fields; each rank sends its own
  * block of each field. The trainer is a program of the same job, or other ranks of this program. Samples go through
- * shared memory to ranks of the trainer on the same node, and by MPI to others. The first call of muster_live_open(),
- * muster_live_world() or muster::Live in a process is collective over MPI_COMM_WORLD, and every rank makes one: ranks
- * that neither simulate nor train call muster_live_world(NULL).
+ * shared memory to ranks of the trainer on the same node, and by MPI to others. muster_live_connect() finds a trainer
+ * in another job on the node instead. Without it, the first call of muster_live_open(), muster_live_world() or
+ * muster::Live in a process is collective over MPI_COMM_WORLD, and every rank makes one: ranks that neither simulate
+ * nor train call muster_live_world(NULL).
  *
  * Functions marked collective are called by all ranks of the solver in the same order, and return the same code on all
  * of them. MPI is called inside of these functions only, by the calling thread: MPI_THREAD_SINGLE is enough. No
@@ -45,7 +46,7 @@ enum {
   MUSTER_LIVE_OK = 0,         /* done; the sample was sent */
   MUSTER_LIVE_DROPPED = 1,    /* the rule has dropped this sample */
   MUSTER_LIVE_STOP = 2,       /* the trainer asks the solver to stop; it takes no more samples */
-  MUSTER_LIVE_NO_TRAINER = 3, /* no trainer has come, or it has ended; later sends return this at once */
+  MUSTER_LIVE_NO_TRAINER = 3, /* no trainer has come, or it has ended; later sends return this, too */
   MUSTER_LIVE_ERROR = 4       /* muster_live_text() says what was wrong; later sends return this, too */
 };
 
@@ -94,6 +95,13 @@ MUSTER_LIVE_API int muster_live_world(MPI_Comm* part);
  * all ranks. Collective over `comm`. */
 MUSTER_LIVE_API int muster_live_open(MPI_Comm comm, const char* name, const muster_live_options* options,
                                      muster_live** live);
+
+/* Opens the stream of a trainer in another job of this user on this node, which writes `file`
+ * (LiveOptions::connect_file of muster/live.hpp). Otherwise like muster_live_open(), but does not use MPI_COMM_WORLD.
+ * When the trainer has ended, each muster_live_send() looks whether one has come back with this file, and sends its
+ * sample to that one: then numbers may begin anew, and muster_live_next() says where. Collective over `comm`. */
+MUSTER_LIVE_API int muster_live_connect(MPI_Comm comm, const char* file, const char* name,
+                                        const muster_live_options* options, muster_live** live);
 
 /* Declares a number that all samples of this solver have as a column, such as a coefficient. The same on all ranks.
  * Local; before the first sample. */
@@ -150,8 +158,11 @@ namespace muster {
 /// The same for C++. What MUSTER_LIVE_ERROR reports is thrown as std::runtime_error; the other codes are returned.
 class LiveSender {
  public:
-  LiveSender(MPI_Comm comm, const char* name, const muster_live_options& options = {}) {
-    const int code = muster_live_open(comm, name, &options, &live_);
+  /// `connect_file`: null if the trainer is in this job; otherwise as for muster_live_connect().
+  LiveSender(MPI_Comm comm, const char* name, const muster_live_options& options = {},
+             const char* connect_file = nullptr) {
+    const int code = connect_file == nullptr ? muster_live_open(comm, name, &options, &live_)
+                                             : muster_live_connect(comm, connect_file, name, &options, &live_);
     if (live_ == nullptr) throw std::runtime_error("opening a live stream: there is not enough memory");
     try {
       check(code);

@@ -2,8 +2,9 @@
  *
  *   mpirun -n 2 heat : -n 2 heat_train
  *   mpirun -n 4 heat --samples 4000 --size 64 : -n 2 heat_train
- *   mpirun -n 2 heat                                  (without a trainer: the simulation alone)
- *   mpirun -n 2 heat --samples 2000 --to heat.h5      (the same samples in a file, to compare with training from files)
+ *   mpirun -n 2 heat --connect heat.live              (in a job of its own; the trainer: heat_train --connect
+ * heat.live) mpirun -n 2 heat                                  (without a trainer: the simulation alone) mpirun -n 2
+ * heat --samples 2000 --to heat.h5      (the same samples in a file, to compare with training from files)
  */
 #include <mpi.h>
 #include <muster_live.h>
@@ -127,7 +128,9 @@ int main(int argc, char** argv) {
 
   /* 3. A sample is the square before and after some steps. The rows of the neighbours are not sent. */
   muster_live* live = NULL;
-  int code = muster_live_open(solvers, "heat", NULL, &live);
+  const char* const connect_file = text_option(argc, argv, "--connect");
+  int code = connect_file == NULL ? muster_live_open(solvers, "heat", NULL, &live)
+                                  : muster_live_connect(solvers, connect_file, "heat", NULL, &live);
   const int64_t global[] = {size, size}, offset[] = {g.first, 0}, local[] = {g.rows, size}, halo[] = {1, 0};
   muster_live_parameter(live, "nu", nu);
   muster_live_field(live, "before", MUSTER_LIVE_FLOAT32, 2, global, offset, local);
@@ -138,13 +141,15 @@ int main(int argc, char** argv) {
   /* 4. A run that was stopped goes on with the sample after those that the trainer has. */
   int64_t first = 0;
   if (code == MUSTER_LIVE_OK) code = muster_live_next(live, &first);
-  const int is_alone = code == MUSTER_LIVE_NO_TRAINER;
+  const int needs_no_trainer = code == MUSTER_LIVE_NO_TRAINER || connect_file != NULL; /* or one that comes back */
 #ifdef HEAT_HAS_HDF5
   const char* const path = text_option(argc, argv, "--to");
   const hid_t file = rank == 0 && path != NULL ? H5Fcreate(path, H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT) : -1;
   if (rank == 0 && path != NULL && file < 0) MPI_Abort(MPI_COMM_WORLD, 1);
 #endif
-  for (int64_t sample = first; sample < samples && (is_alone || code < MUSTER_LIVE_STOP); ++sample) {
+  for (int64_t sample = first;
+       sample < samples && (code < MUSTER_LIVE_STOP || (code == MUSTER_LIVE_NO_TRAINER && needs_no_trainer));
+       ++sample) {
     if (sample == first || sample % SAMPLES_OF_RUN == 0) {
       begin_run(&g, (int)(sample / SAMPLES_OF_RUN));
       for (int64_t i = 0; i < sample % SAMPLES_OF_RUN * STEPS_OF_SAMPLE; ++i) advance(&g, nu, solvers);

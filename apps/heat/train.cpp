@@ -2,6 +2,7 @@
 //
 //   mpirun -n 2 heat : -n 2 heat_train
 //   mpirun -n 2 heat : -n 2 heat_train --set epochs=40 --name longer --tensorboard
+//   mpirun -n 2 heat_train --connect heat.live        (in a job of its own; the solver: heat --connect heat.live)
 //   mpirun -n 2 heat_train --from heat.h5             (from a file of heat --to, for comparison)
 #include <torch/torch.h>
 
@@ -70,21 +71,20 @@ void train(muster::Session& session, const muster::Config& config, muster::Live*
 int main(int argc, char** argv) {
   muster::LiveWorld world;
   muster::Launch launch(argc, argv, world.part());
-  std::string from;
+  std::string from, connect_file;
   launch.app().description("Learns the heat equation from a solver that runs beside it, or from its file.");
   launch.app().add_option("--from", from, "A file of heat --to, instead of the running solver");
+  launch.app().add_option("--connect", connect_file, "A file by which the solver of another job finds this one");
   return launch.run([&] {
     std::optional<muster::Live> live;
     std::map<std::string, muster::Dataset> datasets;
     if (from.empty()) {
-      live.emplace(
-          launch, "heat",
-          // The only solver: without it the run must not count as finished, but go on when both are started again.
-          muster::LiveOptions{.bytes = 4 << 20,
-                              .watermark = 64,
-                              .samples_per_epoch = 1024,
-                              .validation_every = 10,
-                              .on_solver_death = muster::LiveFault::end});
+      live.emplace(launch, "heat",
+                   muster::LiveOptions{.bytes = 4 << 20,
+                                       .watermark = 64,
+                                       .samples_per_epoch = 1024,
+                                       .validation_every = 10,
+                                       .connect_file = connect_file});
       datasets = {{"train", live->dataset()}, {"validation", live->validation()}};
     } else {
       auto parts = muster::Dataset(from).random_split({0.9, 0.1});

@@ -40,10 +40,12 @@ enum class LiveRule {
               ///< sampling with a reservoir", ACM TOMS 11, 1985)
 };
 
-/// What the trainer does when a solver ends without muster_live_close(), while the job goes on.
+/// What the trainer does when a solver ends without muster_live_close(), while the job goes on. An end is an Error
+/// (ExitCode::retry) that no trainer tries again in this job, where the solver cannot come back: `muster run` starts
+/// the job again.
 enum class LiveFault {
-  go_on,  ///< goes on with the other solvers
-  end,    ///< ends with an Error (ExitCode::retry)
+  go_on,  ///< goes on with the other solvers; ends if all solvers have died, and none has closed
+  end,    ///< ends
 };
 
 /// The same on all ranks.
@@ -76,6 +78,11 @@ struct LiveOptions {
   LiveFault on_solver_death = LiveFault::go_on;
   /// Seeds the draws; empty: from the launch's --seed.
   std::optional<std::uint64_t> seed = {};
+  /// A file by which solvers of other jobs of this user on this node find the trainer (muster_live_connect()). The
+  /// trainer writes it, readable by this user only, when it can receive, and removes it at its end. All ranks of the
+  /// trainer are on one node. A solver that has died may come back: the trainer goes on as with a slow one. Empty:
+  /// solvers are in this job.
+  std::string connect_file = {};
   /// How long to wait for the first solver, and later for each next sample; then an Error (ExitCode::retry).
   std::chrono::seconds timeout{300};
 };
@@ -130,8 +137,9 @@ class MUSTER_API LiveWorld {
 /// Each sample goes as a whole to one rank; the samples of a solver go to the ranks in turn.
 class MUSTER_API Live {
  public:
-  /// An Error (ExitCode::usage) if no rank of the job is left for a solver, if another Live has this name, or if an
-  /// option is out of range; (ExitCode::retry) if not all ranks of the job come in time. Collective.
+  /// An Error (ExitCode::usage) if no rank of the job is left for a solver, if another Live has this name, if an option
+  /// is out of range, or if connect_file cannot be written; (ExitCode::retry) if not all ranks of the job come in time.
+  /// Collective.
   Live(const Launch& launch, const std::string& name, const LiveOptions& options = {});
   Live(const Live&) = delete;
   Live& operator=(const Live&) = delete;

@@ -6,6 +6,7 @@
 #include "launch/supervised.hpp"
 #include "node/call.hpp"
 #include "run/failures.hpp"
+#include "run/needs_new_job.hpp"
 #include "session/open_session.hpp"
 #include "session/same_passes.hpp"
 #include "trainer/fit.hpp"
@@ -22,15 +23,17 @@ struct AttemptOnWorker {
   /// The step with bad gradients because of which training goes back to the newest checkpoint; none if there is no such
   /// step.
   std::optional<session::BadSteps::OptimizerStepId> rollback_step = {};
-  bool calls_differ = false;  ///< true if this worker has found that another worker is in a different collective call
+  bool calls_differ = false;   ///< true if this worker has found that another worker is in a different collective call
+  bool needs_new_job = false;  ///< true if no other attempt in this job can succeed
   Json passes = Json::object();  ///< SamePasses::noted() on this worker, if the attempt has failed
 };
 
-/// True if the exception that is being handled is a CallMismatch. Call it in a catch block.
-bool handles_call_mismatch() {
+/// True if the exception that is being handled is of this type. Call it in a catch block.
+template <class Exception>
+bool handles() {
   try {
     throw;
-  } catch (const node::CallMismatch&) {
+  } catch (const Exception&) {
     return true;
   } catch (...) {
     return false;
@@ -59,7 +62,8 @@ void attempt(const run::ResolvedOptions& resolved, const run::RunFolder& run, co
     comm::raise_alarm(resolved.world(), cause);
     session.fail(cause);
     const auto& ended = session.state();
-    end.calls_differ = handles_call_mismatch();
+    end.calls_differ = handles<node::CallMismatch>();
+    end.needs_new_job = handles<run::NeedsNewJob>();
     end.passes = ended.same_passes.noted();
     end.stopped = ended.stopper.has_stopped();
     if (ended.bad_numbers) end.rollback_step = ended.bad_numbers->rollback_step();
@@ -206,7 +210,9 @@ TrainingOutcome train_with_retries(const run::ResolvedOptions& resolved, const r
       return {.error = error};
     }
     tell_callbacks(resolved, std::move(errors));
-    if (!is_worth_retrying(error->code()) || !count.add(max_failures)) return {.error = error};
+    // `muster run` counts the failure that ends a job.
+    const bool ends_job = world.all_reduce(std::int64_t{end.needs_new_job}, ReduceOp::max) != 0;
+    if (ends_job || !is_worth_retrying(error->code()) || !count.add(max_failures)) return {.error = error};
     if (is_asked_to_stop(resolved)) return {.error = stopped_between_attempts(resolved, run, *error)};
     const auto time = run::retry_delay(count.failures());
     if (world.rank() == 0)

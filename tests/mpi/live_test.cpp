@@ -11,11 +11,19 @@
 
 #include <gtest/gtest.h>
 #include <mpi.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
 #include <array>
+#include <cstdlib>
+#include <filesystem>
 #include <functional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 namespace muster::live_test {
@@ -294,6 +302,258 @@ TEST(Live, WeightsComeBack) {
       });
 }
 
+// Weights of any version come whole, while newer ones replace them.
+TEST(Live, WeightsAreReplacedWhileTheyAreSent) {
+  constexpr std::int64_t last = 30;
+  const auto weights_of = [](std::int64_t version) {
+    return std::string(static_cast<std::size_t>((1 << 20) + 64 * version), static_cast<char>('A' + version));
+  };
+  couple(
+      1,
+      [&](Launch& launch) {
+        Live live(launch, "replaced", {.rule = LiveRule::fifo});
+        const auto dataset = live.dataset();
+        for (std::int64_t version = 1; version <= last; ++version) {
+          EXPECT_EQ(live.send_weights(weights_of(version)), version);
+        }
+        drain(live);
+      },
+      [&](const Side& side) {
+        LiveSender sender(side.comm(), "replaced");
+        sender.field("x", MUSTER_LIVE_FLOAT32, {2 * side.size()}, {2 * side.rank()}, {2});
+        const std::array<float, 2> x{};
+        std::vector<char> bytes;
+        EXPECT_EQ(sender.send(0, {x.data()}), MUSTER_LIVE_OK);
+        for (std::int64_t version = 0, before = 0; version < last; before = version) {
+          version = sender.weights(bytes, before);
+          if (version != before) {
+            EXPECT_TRUE(std::ranges::equal(bytes, weights_of(version))) << version;
+          }
+        }
+      });
+}
+
+TEST(Live, WeightsEndWithTheTrainer) {
+  couple(
+      1,
+      [&](Launch& launch) {
+        Live live(launch, "ending");
+        static_cast<void>(live.dataset());
+        live.send_weights("first");
+      },
+      [&](const Side& side) {
+        auto* live = open(side, "ending", {.solver = 0, .bytes = 0, .rule = MUSTER_LIVE_WAIT, .timeout_s = 60});
+        EXPECT_NE(send(live, 0), MUSTER_LIVE_ERROR);  // the trainer may have ended before
+        std::array<char, 8> buffer{};
+        std::int64_t version = 0, bytes = 0;
+        int code = MUSTER_LIVE_OK;
+        while (code == MUSTER_LIVE_OK) {
+          bytes = buffer.size();
+          code = muster_live_weights(live, &version, buffer.data(), &bytes);
+        }
+        EXPECT_EQ(code, MUSTER_LIVE_NO_TRAINER);
+        EXPECT_EQ(version, 0);
+        EXPECT_SAYS(std::string(muster_live_text(live)), "the trainer has ended");
+        muster_live_close(&live, nullptr);
+      });
+}
+
+/// True if streams of this node go over sockets, which tell of a death.
+bool has_sockets() { return std::getenv("MUSTER_TEST_LIVE") == nullptr; }
+
+/// Closes this process's sockets of streams, as the kernel does when it dies.
+void die() {
+  for (int file = 3; file < 1024; ++file) {
+    sockaddr_un peer{};
+    socklen_t bytes = sizeof peer;
+    if (::getpeername(file, reinterpret_cast<sockaddr*>(&peer), &bytes) == 0 && peer.sun_family == AF_UNIX &&
+        std::string_view(peer.sun_path + 1).starts_with("muster-live/"))
+      ::shutdown(file, SHUT_RDWR);
+  }
+}
+
+/// How many attempts a trainer makes that may make three, when solvers die, and the error.
+std::pair<int, std::string> attempts(Launch& launch, Live& live) {
+  int attempts = 0;
+  const auto storage = std::filesystem::temp_directory_path() / ("live_attempts." + std::to_string(::getpid()));
+  const auto result =
+      TorchTrainer(launch,
+                   [&](Session& session) {
+                     ++attempts;
+                     for ([[maybe_unused]] const auto epoch : session.epochs(1'000'000'000)) {
+                       for (auto& batch : session.get_dataset_shard("train").iter_torch_batches({.batch_size = 4}))
+                         EXPECT_GT(batch.size(), 0);
+                       if (live.ended()) break;
+                     }
+                   },
+                   {.run_config = {.storage_path = storage, .failure_config = {.max_failures = 2}},
+                    .datasets = {{"train", live.dataset()}}})
+          .fit();
+  std::filesystem::remove_all(storage);
+  return {attempts, result.error ? result.error->what() : ""};
+}
+
+// Nobody takes a dead solver's place in this job. So no trainer tries again, and none takes the death for an end.
+TEST(Live, DeadSolversEndTheJob) {
+  if (!has_sockets()) GTEST_SKIP();
+  for (const auto on_death : {LiveFault::end, LiveFault::go_on}) {
+    const std::string name = on_death == LiveFault::end ? "one" : "all";
+    couple(
+        1,
+        [&](Launch& launch) {
+          Live live(launch, name, {.on_solver_death = on_death});
+          const auto [made, error] = attempts(launch, live);
+          EXPECT_EQ(made, 1);
+          EXPECT_SAYS(error, on_death == LiveFault::end ? "solver 0 has ended without muster_live_close()"
+                                                        : "all solvers have ended without muster_live_close()");
+        },
+        [&](const Side& side) {
+          auto* live = open(side, name);
+          EXPECT_EQ(send(live, 0), MUSTER_LIVE_OK);
+          die();
+          muster_live_close(&live, nullptr);
+        });
+  }
+}
+
+TEST(Live, DeadSolversLeaveTheEndToThoseThatClose) {
+  if (!has_sockets()) GTEST_SKIP();
+  couple(
+      1,
+      [](Launch& launch) {
+        Live live(launch, "left", {.solvers = 2});
+        const auto [made, error] = attempts(launch, live);
+        EXPECT_EQ(made, 1);
+        EXPECT_EQ(error, "");
+      },
+      [](const Side& side) {
+        auto* first = open(side, "left");
+        EXPECT_EQ(send(first, 0), MUSTER_LIVE_OK);
+        die();
+        muster_live_close(&first, nullptr);
+        auto* second = open(side, "left", {.solver = 1, .bytes = 0, .rule = 0, .timeout_s = 0});
+        EXPECT_EQ(send(second, 0), MUSTER_LIVE_OK);
+        muster_live_close(&second, nullptr);
+      });
+}
+
+// The first solver's fields are those of the stream on all ranks of the trainer.
+TEST(Live, OneOfTwoDifferentSolversIsRefused) {
+  if (world().size() < 4) GTEST_SKIP();
+  for (int round = 0; round < 5; ++round) {
+    const auto name = "different" + std::to_string(round);
+    couple(
+        2,
+        [&](Launch& launch) {
+          const Live live(launch, name, {.rule = LiveRule::fifo, .solvers = 2});
+          drain(live);
+          EXPECT_EQ(live.ledger().used, 10);
+        },
+        [&](const Side& side) {
+          MPI_Comm alone = MPI_COMM_NULL;
+          MPI_Comm_split(side.comm(), side.rank(), 0, &alone);
+          muster_live* live = nullptr;
+          const muster_live_options options{.solver = side.rank(), .bytes = 0, .rule = 0, .timeout_s = 0};
+          EXPECT_EQ(muster_live_open(alone, name.c_str(), &options, &live), MUSTER_LIVE_OK);
+          declare(live, side.rank() == 0 ? "x" : "y", 2, 0, 2);
+          MPI_Barrier(side.comm());
+          std::int64_t sent = 0;
+          while (sent < 10 && send(live, sent) == MUSTER_LIVE_OK) ++sent;
+          std::array<std::int64_t, 2> both{sent == 10, sent == 0};
+          MPI_Allreduce(MPI_IN_PLACE, both.data(), 2, MPI_INT64_T, MPI_SUM, side.comm());
+          EXPECT_EQ(both, (std::array<std::int64_t, 2>{1, 1}));
+          if (sent == 0) {
+            EXPECT_SAYS(std::string(muster_live_text(live)), "are not those of the stream's first solver");
+          }
+          muster_live_close(&live, nullptr);
+          MPI_Comm_free(&alone);
+        });
+  }
+}
+
+// The trainer still has samples of the first time to take.
+TEST(Live, ASolverOpensItsStreamAgain) {
+  if (!has_sockets()) GTEST_SKIP();  // between nodes it closes when they have left
+  couple(
+      1,
+      [](Launch& launch) {
+        const Live live(launch, "again", {.rule = LiveRule::fifo, .bytes = 1000});
+        const auto dataset = live.dataset();
+        launch.communicator().barrier();
+        world().barrier();
+        drain(live);
+        EXPECT_EQ(live.ledger().used, 80);
+      },
+      [](const Side& side) {
+        for (const std::int64_t first : {0, 40}) {
+          auto* live = open(side, "again");
+          for (auto number = first; number < first + 40; ++number) EXPECT_EQ(send(live, number), MUSTER_LIVE_OK);
+          if (first > 0) world().barrier();
+          muster_live_close(&live, nullptr);
+        }
+      });
+}
+
+/// Leaves this process `count` file descriptors while it lives.
+class FewDescriptors {
+ public:
+  explicit FewDescriptors(int count) {
+    ::getrlimit(RLIMIT_NOFILE, &before_);
+    auto now = before_;
+    const int next = ::dup(0);
+    ::close(next);
+    now.rlim_cur = static_cast<rlim_t>(next + count);
+    ::setrlimit(RLIMIT_NOFILE, &now);
+  }
+  FewDescriptors(const FewDescriptors&) = delete;
+  ~FewDescriptors() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_{};
+};
+
+TEST(Live, NoDescriptorsAreLeft) {
+  if (!has_sockets()) GTEST_SKIP();
+  couple(
+      1,
+      [](Launch& launch) {
+        Live live(launch, "few_files");
+        {
+          const FewDescriptors none(0);
+          world().barrier();
+          world().barrier();
+        }
+        world().barrier();
+        live.send_weights("weights");
+        drain(live);
+        EXPECT_EQ(live.ledger().used, 1);
+      },
+      [](const Side& side) {
+        muster_live* live = nullptr;
+        const muster_live_options options{.solver = 0, .bytes = 0, .rule = 0, .timeout_s = 1};
+        world().barrier();
+        EXPECT_EQ(muster_live_open(side.comm(), "few_files", &options, &live), MUSTER_LIVE_NO_TRAINER);
+        muster_live_close(&live, nullptr);
+        world().barrier();
+        world().barrier();
+        {
+          const FewDescriptors none(0);
+          EXPECT_EQ(muster_live_open(side.comm(), "few_files", nullptr, &live), MUSTER_LIVE_ERROR);
+          EXPECT_SAYS(std::string(muster_live_text(live)), "Raise the limit on open files");
+          muster_live_close(&live, nullptr);
+        }
+        live = open(side, "few_files");
+        EXPECT_EQ(send(live, 0), MUSTER_LIVE_OK);
+        std::int64_t version = 0, bytes = 0;
+        const FewDescriptors none(0);
+        int code = MUSTER_LIVE_OK;
+        while (code == MUSTER_LIVE_OK && version == 0) code = muster_live_weights(live, &version, nullptr, &bytes);
+        EXPECT_EQ(code, MUSTER_LIVE_ERROR);
+        EXPECT_SAYS(std::string(muster_live_text(live)), "this process is out of file descriptors");
+        muster_live_close(&live, nullptr);
+      });
+}
+
 TEST(Live, LocalCallsAfterAnErrorReturnIt) {
   couple(
       1, [](Launch& launch) { expect_no_sample(launch, "after"); },
@@ -374,11 +634,133 @@ TEST(Live, TheTrainerMayEndFirst) {
       });
 }
 
+/// A solver's stream to a trainer that it finds by a file, with the same field as open().
+muster_live* connect(const Side& side, const std::string& name, const std::string& file, double timeout_s = 0) {
+  muster_live* live = nullptr;
+  const muster_live_options options{.solver = 0, .bytes = 0, .rule = 0, .timeout_s = timeout_s};
+  EXPECT_EQ(muster_live_connect(side.comm(), file.c_str(), name.c_str(), &options, &live), MUSTER_LIVE_OK)
+      << muster_live_text(live);
+  const std::int64_t global = 2 * side.size(), offset = 2 * side.rank(), local = 2;
+  muster_live_field(live, "x", MUSTER_LIVE_FLOAT32, 1, &global, &offset, &local);
+  return live;
+}
+
+TEST(Live, SolversOfOtherJobsFindTheTrainerByItsFile) {
+  const auto file = (test::shared_folder() / "heat.live").string();
+  couple(
+      2,
+      [&](Launch& launch) {
+        Live live(launch, "found", {.rule = LiveRule::fifo, .connect_file = file});
+        if (launch.rank() == 0) {
+          EXPECT_EQ(std::filesystem::status(file).permissions(),
+                    std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
+        }
+        static_cast<void>(live.dataset());
+        live.send_weights("weights");
+        drain(live);
+        EXPECT_EQ(live.ledger().used, 10);
+      },
+      [&](const Side& side) {
+        auto* live = connect(side, "found", file);
+        for (std::int64_t number = 0; number < 10; ++number) EXPECT_EQ(send(live, number), MUSTER_LIVE_OK);
+        std::array<char, 8> buffer{};
+        std::int64_t version = 0, bytes = 0;
+        for (int code = MUSTER_LIVE_OK; code == MUSTER_LIVE_OK && version == 0;) {
+          bytes = buffer.size();
+          code = muster_live_weights(live, &version, buffer.data(), &bytes);
+          EXPECT_EQ(code, MUSTER_LIVE_OK) << muster_live_text(live);
+        }
+        EXPECT_EQ(std::string(buffer.data()), "weights");
+        muster_live_close(&live, nullptr);
+      });
+  EXPECT_FALSE(std::filesystem::exists(file));
+}
+
+TEST(Live, ATrainerOfAnotherJobComesBack) {
+  const auto file = (test::shared_folder() / "back.live").string();
+  couple(
+      1,
+      [&](Launch& launch) {
+        for (const bool is_first : {true, false}) {
+          const Live live(launch, "back", {.rule = LiveRule::fifo, .connect_file = file});
+          static_cast<void>(live.dataset());
+          if (is_first) continue;
+          drain(live);
+          EXPECT_EQ(live.ledger().used, 3);
+        }
+      },
+      [&](const Side& side) {
+        auto* live = connect(side, "back", file);
+        std::int64_t number = 0;
+        while (send(live, number) == MUSTER_LIVE_OK) ++number;
+        EXPECT_SAYS(std::string(muster_live_text(live)), "whose connect_file is");
+        while (send(live, 0) == MUSTER_LIVE_NO_TRAINER) {
+        }
+        EXPECT_EQ(std::string(muster_live_text(live)), "");
+        EXPECT_EQ(send(live, 1), MUSTER_LIVE_OK);
+        EXPECT_EQ(send(live, 2), MUSTER_LIVE_OK);
+        muster_live_counts counts{};
+        muster_live_close(&live, &counts);
+        EXPECT_EQ(counts.sent, number + 3);
+      });
+}
+
+TEST(Live, ASolverOfAnotherJobComesBack) {
+  const auto file = (test::shared_folder() / "again.live").string();
+  couple(
+      1,
+      [&](Launch& launch) {
+        const Live live(launch, "returned", {.rule = LiveRule::fifo, .connect_file = file});
+        drain(live);
+        EXPECT_EQ(live.ledger().used, 10);
+      },
+      [&](const Side& side) {
+        for (const std::int64_t first : {0, 5}) {
+          auto* live = connect(side, "returned", file);
+          std::int64_t next = -1;
+          EXPECT_EQ(muster_live_next(live, &next), MUSTER_LIVE_OK) << muster_live_text(live);
+          EXPECT_LE(next, first);
+          for (auto number = first; number < first + 5; ++number) EXPECT_EQ(send(live, number), MUSTER_LIVE_OK);
+          MPI_Barrier(side.comm());  // all have published the last sample
+          if (first == 0) die();
+          muster_live_close(&live, nullptr);
+        }
+      });
+}
+
+TEST(Live, WhatIsWrongWithAConnectFile) {
+  const auto folder = test::shared_folder();
+  const auto file = (folder / "other.live").string();
+  couple(
+      1,
+      [&](Launch& launch) {
+        EXPECT_SAYS(error_of([&] { Live(launch, "nowhere", {.connect_file = (folder / "no" / "file").string()}); },
+                             ExitCode::usage),
+                    "cannot be written: No such file or directory");
+        const Live live(launch, "other", {.connect_file = file});
+        drain(live);
+      },
+      [&](const Side& side) {
+        muster_live* live = nullptr;
+        const muster_live_options options{.solver = 0, .bytes = 0, .rule = 0, .timeout_s = 1};
+        EXPECT_EQ(muster_live_connect(side.comm(), (folder / "none").c_str(), "other", &options, &live),
+                  MUSTER_LIVE_NO_TRAINER);
+        EXPECT_SAYS(std::string(muster_live_text(live)), "no trainer has come in time");
+        muster_live_close(&live, nullptr);
+        EXPECT_EQ(muster_live_connect(side.comm(), file.c_str(), "this", nullptr, &live), MUSTER_LIVE_ERROR);
+        EXPECT_SAYS(std::string(muster_live_text(live)), "its file is that of the stream \"other\"");
+        muster_live_close(&live, nullptr);
+        live = connect(side, "other", file);
+        EXPECT_EQ(send(live, 0), MUSTER_LIVE_OK);
+        muster_live_close(&live, nullptr);
+      });
+}
+
 /// Trains with `live` until epoch `last`, and returns the ledger.
-LiveLedger train(Launch& launch, const std::filesystem::path& storage, std::int64_t last, bool resumes) {
-  Live live(
-      launch, "train",
-      {.bytes = 1 << 14, .watermark = 8, .samples_per_epoch = 32, .validation_every = 5, .validation_samples = 4});
+LiveLedger train(Launch& launch, const std::filesystem::path& storage, std::int64_t last, bool resumes,
+                 std::int64_t bytes) {
+  Live live(launch, "train",
+            {.bytes = bytes, .watermark = 8, .samples_per_epoch = 32, .validation_every = 5, .validation_samples = 4});
   LiveLedger ledger;
   const auto result =
       TorchTrainer(launch,
@@ -422,15 +804,13 @@ LiveLedger train(Launch& launch, const std::filesystem::path& storage, std::int6
   return ledger;
 }
 
-// A run goes on at another number of trainers and solvers, with the samples that it had.
-TEST(Live, ARunGoesOnAtOtherNumbersOfRanks) {
-  if (world().size() < 4) GTEST_SKIP();
+void go_on_at(const std::array<int, 2>& trainers, std::int64_t bytes) {
   const auto storage = test::shared_folder();
   for (const int start : {0, 1}) {
     couple(
-        start == 0 ? 2 : 1,
+        trainers[static_cast<std::size_t>(start)],
         [&](Launch& launch) {
-          const auto ledger = train(launch, storage, start == 0 ? 1 : 4, start == 1);
+          const auto ledger = train(launch, storage, start == 0 ? 1 : 4, start == 1, bytes);
           EXPECT_EQ(ledger.sent, ledger.on_its_way + ledger.waiting + ledger.used + ledger.validation +
                                      ledger.dropped_by_solver + ledger.dropped_by_trainer + ledger.lost);
           EXPECT_EQ(ledger.draws, start == 0 ? 64 : 128);
@@ -453,6 +833,23 @@ TEST(Live, ARunGoesOnAtOtherNumbersOfRanks) {
           EXPECT_TRUE(code == MUSTER_LIVE_STOP || code == MUSTER_LIVE_NO_TRAINER) << muster_live_text(live);
           muster_live_close(&live, nullptr);
         });
+  }
+}
+
+// A run goes on at another number of trainers and solvers, with the samples that it had.
+TEST(Live, ARunGoesOnAtOtherNumbersOfRanks) {
+  if (world().size() < 4) GTEST_SKIP();
+  go_on_at({2, 1}, 1 << 14);
+}
+
+// The reservoir is full when it is saved; one rank of the trainer is on the solver's node, the other is not.
+TEST(Live, AFullReservoirIsSavedOnRanksOfDifferentNodes) {
+  if (detail::comm::threads_may_call_mpi()) {
+    const auto* const before = std::getenv("MUSTER_TEST_LIVE");
+    const std::string kept = before ? before : "";
+    ::setenv("MUSTER_TEST_LIVE", "mixed", 1);
+    go_on_at({2, 2}, 1 << 10);
+    before ? ::setenv("MUSTER_TEST_LIVE", kept.c_str(), 1) : ::unsetenv("MUSTER_TEST_LIVE");
   }
 }
 

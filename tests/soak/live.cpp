@@ -16,10 +16,12 @@
 #include <array>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <numeric>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace muster::soak {
@@ -43,7 +45,7 @@ struct SolverPlan {
 };
 
 struct Plan {
-  const char* transport = "";  // MUSTER_TEST_LIVE: "mpi", "mixed", or by node
+  const char* transport = "";  // MUSTER_TEST_LIVE: "mpi", "mixed", or by node; "file": as between jobs
   int trainers = 1, pause_us = 0, batch = 1;
   std::vector<SolverPlan> solvers;
   LiveOptions options;
@@ -100,7 +102,7 @@ Plan plan_of(std::uint64_t seed, int ranks) {
     plan.solvers.push_back(solver);
   }
   bytes += 8 * parameters;
-  plan.transport = dice.one_of({"", "mpi", "mixed"});
+  plan.transport = dice.one_of({"", "mpi", "mixed", "file"});
   plan.pause_us = dice.one_of({0, 0, 200});
   plan.batch = dice.between(1, 8);
   if (dice.chance(0.25)) plan.stop_after = dice.between(0, 20);
@@ -175,8 +177,8 @@ struct Sent {
   std::int64_t sent = 0, dropped = 0;
 };
 
-std::string solve(const SolverPlan& plan, int solver, const std::string& stream, MPI_Comm comm, Dice dice,
-                  Sent& counts) {
+std::string solve(const SolverPlan& plan, int solver, const std::string& stream, const std::string& file, MPI_Comm comm,
+                  Dice dice, Sent& counts) {
   int rank = 0;
   MPI_Comm_rank(comm, &rank);
   std::int64_t block_bytes = 0;
@@ -192,7 +194,9 @@ std::string solve(const SolverPlan& plan, int solver, const std::string& stream,
                                     .bytes = plan.slots * (block_bytes + 72),
                                     .rule = plan.rule,
                                     .timeout_s = patience.count() * 1.0};
-  if (muster_live_open(comm, stream.c_str(), &options, &live) != MUSTER_LIVE_OK) return muster_live_text(live);
+  const int opened = file.empty() ? muster_live_open(comm, stream.c_str(), &options, &live)
+                                  : muster_live_connect(comm, file.c_str(), stream.c_str(), &options, &live);
+  if (opened != MUSTER_LIVE_OK) return muster_live_text(live);
   for (std::size_t p = 0; p < plan.parameters.size(); ++p)
     muster_live_parameter(live, ("p" + std::to_string(p)).c_str(), plan.parameters[p]);
   for (std::size_t f = 0; f < plan.fields.size(); ++f) {
@@ -298,12 +302,16 @@ std::string train(const Plan& plan, const Live& live, Live& stopper, Dice dice, 
 }
 
 std::string play(const Round& round, const Communicator& world) {
-  const auto plan = plan_of(round.seed, world.size());
+  auto plan = plan_of(round.seed, world.size());
   const auto stream = "s" + std::to_string(round.seed);
   int solver = -1;
   for (int next = plan.trainers; solver + 1 < static_cast<int>(plan.solvers.size()) && world.rank() >= next;)
     next += plan.solvers[static_cast<std::size_t>(++solver)].ranks;
-  if (*plan.transport == '\0')
+  const bool by_file = std::string_view(plan.transport) == "file";
+  const auto process = world.all_reduce(std::int64_t{world.rank() == 0 ? ::getpid() : 0});
+  if (by_file)
+    plan.options.connect_file = std::filesystem::temp_directory_path() / (stream + "." + std::to_string(process));
+  if (by_file || *plan.transport == '\0')
     ::unsetenv("MUSTER_TEST_LIVE");
   else
     ::setenv("MUSTER_TEST_LIVE", plan.transport, 1);
@@ -318,7 +326,8 @@ std::string play(const Round& round, const Communicator& world) {
   std::int64_t used = 0;
   Dice dice(round.seed * 1000 + static_cast<std::uint64_t>(solver + 1));
   if (solver >= 0) {
-    wrong = solve(plan.solvers[static_cast<std::size_t>(solver)], solver, stream, part, dice, counts);
+    wrong = solve(plan.solvers[static_cast<std::size_t>(solver)], solver, stream, plan.options.connect_file, part, dice,
+                  counts);
   } else {
     std::string program = "live_storm";
     std::array<char*, 2> arguments{program.data(), nullptr};

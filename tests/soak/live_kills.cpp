@@ -40,6 +40,7 @@ struct Plan {
   std::array<int, 2> rules{};  // of the solvers
   LiveOptions options;
   int kill_after_us = 0;
+  bool by_file = false;  // the solvers find the trainer as those of other jobs do
 };
 
 Plan plan_of(std::uint64_t seed, int size) {
@@ -58,6 +59,9 @@ Plan plan_of(std::uint64_t seed, int size) {
   plan.options.on_solver_death = dice.chance(0.3) ? LiveFault::end : LiveFault::go_on;
   plan.options.timeout = std::chrono::seconds(10);
   plan.options.seed = seed;
+  plan.by_file = dice.chance(0.4);
+  // A dead solver might come back, and without a limit the trainer draws from its full reservoir meanwhile.
+  if (plan.by_file && plan.options.rule == LiveRule::reservoir) plan.options.max_uses = 3;
   return plan;
 }
 
@@ -86,7 +90,9 @@ std::string solve(const Plan& plan, int solver, MPI_Comm comm, bool trainer_dies
   muster_live* live = nullptr;
   const muster_live_options options{
       .solver = solver, .bytes = 1 << 12, .rule = plan.rules[static_cast<std::size_t>(solver)], .timeout_s = 10};
-  int code = muster_live_open(comm, "kills", &options, &live);
+  const auto& file = plan.options.connect_file;
+  int code = plan.by_file ? muster_live_connect(comm, file.c_str(), "kills", &options, &live)
+                          : muster_live_open(comm, "kills", &options, &live);
   const std::int64_t offset = values * rank / ranks, local = values * (rank + 1) / ranks - offset;
   muster_live_field(live, "x", MUSTER_LIVE_INT64, 1, &values, &offset, &local);
   for (std::int64_t number = 0; code < MUSTER_LIVE_STOP && (trainer_dies || number < samples); ++number) {
@@ -112,12 +118,14 @@ std::string train(const Plan& plan, const Launch& launch, bool solver_dies, Dice
     const Live live(launch, "kills", plan.options);
     const auto allowed = [&](const Error& error) {
       const std::string text = error.what();
-      const bool never_came = solver_dies && done[plan.victim].begun == 0 && plan.options.solvers > 1;
+      // In another job it might come back.
+      const bool never_came =
+          solver_dies && (plan.by_file || (done[plan.victim].begun == 0 && plan.options.solvers > 1));
       if (never_came && text.find("no sample has come") != std::string::npos) return true;
       return solver_dies && (text.find("all have ended without a sample") != std::string::npos ||
                              text.find("none has sent a sample") != std::string::npos ||  // it died before it opened
-                             (plan.options.on_solver_death == LiveFault::end &&
-                              text.find("has ended without muster_live_close()") != std::string::npos));
+                             ((plan.options.on_solver_death == LiveFault::end || plan.options.solvers == 1) &&
+                              text.find(" ended without muster_live_close()") != std::string::npos));
     };
     bool ended_early = false;
     try {
@@ -170,7 +178,8 @@ int main(int argc, char** argv) {
   MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &threads);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &size);
-  const auto plan = plan_of(seed, size);
+  auto plan = plan_of(seed, size);
+  if (plan.by_file) plan.options.connect_file = folder + "/trainer.live";
   int solver = -1;
   for (int next = plan.trainers; solver + 1 < static_cast<int>(plan.solver_ranks.size()) && rank >= next;)
     next += plan.solver_ranks[static_cast<std::size_t>(++solver)];

@@ -18,7 +18,8 @@ module muster_live
   use, intrinsic :: iso_c_binding
   implicit none
   private
-  public :: muster_live_options, muster_live_counts, muster_live_world, muster_live_open, muster_live_parameter, &
+  public :: muster_live_options, muster_live_counts, muster_live_world, muster_live_open, muster_live_connect, &
+    muster_live_parameter, &
     muster_live_field, muster_live_halo, muster_live_send, muster_live_progress, muster_live_weights, &
     muster_live_next, muster_live_text, muster_live_close, c_int64_t, c_loc, c_null_ptr, c_ptr
 
@@ -84,6 +85,13 @@ module muster_live
       type(muster_live_options), intent(in), optional :: options
       type(c_ptr), intent(out) :: live
     end function
+    integer(c_int) function c_connect(comm, file, name, options, live) bind(c, name="live_fortran_connect")
+      import
+      integer(c_int), value :: comm
+      character(kind=c_char), intent(in) :: file(*), name(*)
+      type(muster_live_options), intent(in), optional :: options
+      type(c_ptr), intent(out) :: live
+    end function
     integer(c_int) function c_parameter(live, name, number) bind(c, name="muster_live_parameter")
       import
       type(c_ptr), value :: live
@@ -122,6 +130,15 @@ contains
     type(c_ptr), intent(out) :: live
     type(muster_live_options), intent(in), optional :: options
     code = c_open(comm, trim(name) // c_null_char, options, live)
+  end function
+
+  !> `file`: the connect_file of a trainer in another job.
+  integer function muster_live_connect(comm, file, name, live, options) result(code)
+    integer, intent(in) :: comm
+    character(*), intent(in) :: file, name
+    type(c_ptr), intent(out) :: live
+    type(muster_live_options), intent(in), optional :: options
+    code = c_connect(comm, trim(file) // c_null_char, trim(name) // c_null_char, options, live)
   end function
 
   integer function muster_live_parameter(live, name, number) result(code)

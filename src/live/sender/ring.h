@@ -16,6 +16,7 @@
 #ifndef MUSTER_LIVE_RING_H
 #define MUSTER_LIVE_RING_H
 
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -25,7 +26,7 @@
 #include <emmintrin.h>
 #endif
 
-enum { LIVE_PROTOCOL = 2, LIVE_TEXT = 512, LIVE_TIMEOUT_S = 300 };
+enum { LIVE_PROTOCOL = 3, LIVE_TEXT = 512, LIVE_TIMEOUT_S = 300 };
 
 /* How many samples a rank of the trainer receives from a solver on other nodes before it needs them. */
 enum { LIVE_AHEAD = 2 };
@@ -60,6 +61,7 @@ typedef struct live_told {
   int64_t next;            /* the sample to go on with; -1: not known yet */
   int64_t weights_version; /* of the newest weights, told to rank 0; 0: none */
   uint32_t stop, gone, refused;
+  uint32_t accepted; /* by rank 0 of the trainer, told to rank 0; only then do the others get the ring */
   char refusal[LIVE_TEXT];
 } live_told;
 
@@ -92,6 +94,13 @@ typedef struct live_hello {
   int32_t protocol, solver, rank, ranks;
   uint64_t id; /* of this opening, the same on all ranks */
 } live_hello;
+
+/* What solvers of other jobs know of a trainer. */
+typedef struct live_contact {
+  int32_t protocol, trainers;
+  uint64_t node;
+  char token[33], name[MUSTER_LIVE_MAX_NAME + 1];
+} live_contact;
 
 typedef struct live_welcome {
   int32_t protocol, ranks;
@@ -182,12 +191,27 @@ double live_now_s(void);
 /* Ensures that this process takes part, as muster_live_open() does. `token` gets a secret of the job, 32 digits.
  * Collective over MPI_COMM_WORLD at the first call. Returns a code; `text` gets what was wrong. */
 MUSTER_LIVE_API int live_join(double timeout_s, char token[33], char text[LIVE_TEXT]);
+/* Makes a secret of 32 digits. False if the system has no random numbers. */
+MUSTER_LIVE_API int live_make_token(char token[33]);
+/* The same for processes that can share memory and sockets. */
+MUSTER_LIVE_API uint64_t live_node(void);
+/* Writes the file for solvers of other jobs, which only this user can read. Returns 0, or an errno. */
+MUSTER_LIVE_API int live_write_contact(const char* path, const live_contact* contact);
+/* Reads it. False if there is none. */
+MUSTER_LIVE_API int live_read_contact(const char* path, live_contact* contact);
 /* True if two ranks of MPI_COMM_WORLD can share memory and sockets. */
 MUSTER_LIVE_API int live_share_node(int rank, int other);
 /* The address of the trainer's rank `rank`: an abstract one, which no file system has. Returns its length. */
 MUSTER_LIVE_API unsigned live_address(struct sockaddr_un* address, const char* token, const char* stream, int rank);
 /* True if the process at the other end of a socket is this user's. */
 MUSTER_LIVE_API int live_is_own_user(int socket);
+/* What live_receive_file() gives in place of a file and of bytes. */
+enum { LIVE_NO_FILE = -1, LIVE_LOST_FILE = -2, LIVE_NOTHING = -2 };
+/* Sends a message of `count` bytes that passes a file. False if it cannot be sent now. */
+MUSTER_LIVE_API int live_send_file(int socket, const void* bytes, size_t count, int file);
+/* Receives a message. `file` gets a file that came with it, LIVE_NO_FILE, or LIVE_LOST_FILE if this process has no
+ * descriptor left for it. Returns the bytes; LIVE_NOTHING: none is there now; otherwise as recv(). */
+MUSTER_LIVE_API int64_t live_receive_file(int socket, void* bytes, size_t count, int* file);
 MUSTER_LIVE_API int live_is_name(const char* name);
 
 #ifdef __cplusplus

@@ -32,6 +32,9 @@ typedef struct live_trainer {
 struct muster_live {
   int code; /* what every call returns: OK while the stream is open */
   char name[MUSTER_LIVE_MAX_NAME + 1];
+  char* contact;           /* the file of a trainer in another job; null if it is in this one */
+  char tried[33];          /* the secret of the last trainer that was found there */
+  muster_live_counts past; /* with trainers before this one */
   muster_live_options options;
   MPI_Comm comm;
   int rank, ranks, trainers;
@@ -43,10 +46,12 @@ struct muster_live {
   int64_t before[MUSTER_LIVE_MAX_FIELDS][MUSTER_LIVE_MAX_DIMS];  /* halos */
   int64_t extents[MUSTER_LIVE_MAX_FIELDS][MUSTER_LIVE_MAX_DIMS]; /* of this rank's arrays, halos included */
   live_ring* ring;                                               /* null before the first sample */
+  int file;                                                      /* the ring's, until the trainer has it; or -1 */
   /* Of rank 0: */
   void *weights, *coming;    /* the newest that it has, and those that are on their way from another node */
   live_weights has, to_come; /* which they are */
-  int64_t held;              /* the version that it had when it last asked for weights */
+  int64_t held;              /* the version that it had at the beginning of the last call */
+  int is_asking;             /* the trainer has not answered yet */
   MPI_Request receives;
   int64_t seq, last_number, sent, dropped;
   double wait_s;
@@ -67,8 +72,11 @@ static int fail(muster_live* live, const char* format, ...) {
 
 /* The same where no trainer is there. */
 static int no_trainer(muster_live* live, const char* fact) {
-  fail(live, "%s. Start it in this job with a muster::Live of this name, as in mpirun -n 6 ./solver : -n 2 ./trainer",
-       fact);
+  if (live->contact != NULL)
+    fail(live, "%s. Start it with a muster::Live of this name whose connect_file is \"%.200s\"", fact, live->contact);
+  else
+    fail(live, "%s. Start it in this job with a muster::Live of this name, as in mpirun -n 6 ./solver : -n 2 ./trainer",
+         fact);
   return MUSTER_LIVE_NO_TRAINER;
 }
 static int gone(muster_live* live) { return no_trainer(live, "the trainer has ended"); }
@@ -135,6 +143,7 @@ static void pump(muster_live* live) {
       if (message.of.told.next >= 0) __atomic_store_n(&told->next, message.of.told.next, __ATOMIC_SEQ_CST);
       if (message.of.told.refused) memcpy(told->refusal, message.of.told.refusal, LIVE_TEXT);
       if (message.of.told.refused) __atomic_store_n(&told->refused, 1, __ATOMIC_SEQ_CST);
+      if (message.of.told.accepted) __atomic_store_n(&told->accepted, 1, __ATOMIC_SEQ_CST);
       if (message.of.told.stop) __atomic_store_n(&told->stop, 1, __ATOMIC_SEQ_CST);
       if (message.of.told.gone) __atomic_store_n(&told->gone, 1, __ATOMIC_SEQ_CST);
       trainer->allowed = message.seq;
@@ -145,6 +154,7 @@ static void pump(muster_live* live) {
     live->weights = live->coming;
     live->has = live->to_come;
     live->coming = NULL;
+    live->is_asking = 0;
   }
   if (live->channel == NULL || live->ring == NULL) return;
   is_sending(live);
@@ -212,6 +222,8 @@ static void disconnect(muster_live* live, int code) {
   live->trainers = 0;
   if (live->ring != NULL && !sending) munmap(live->ring, (size_t)live->ring->file_bytes);
   live->ring = NULL;
+  if (live->file >= 0) close(live->file);
+  live->file = -1;
 }
 
 /* Ends the stream, on all ranks, with the highest code that a rank has. The text is that of the lowest rank that has
@@ -250,23 +262,24 @@ static int connect_to(muster_live* live, const char* token, int trainer, const l
   return fail(live, "the trainer has another version of muster. Build both with the same");
 }
 
-/* Connects to all ranks of the trainer, whose ranks in MPI_COMM_WORLD are `ranks`. Returns a code. */
+/* Connects to all ranks of the trainer, whose ranks in MPI_COMM_WORLD are `ranks`; null if it is in another job, on
+ * this node. Returns a code. */
 static int connect_to_all(muster_live* live, const char* token, const int32_t* ranks, uint64_t id, double end) {
   const live_hello hello = {LIVE_PROTOCOL, live->options.solver, live->rank, live->ranks, id};
   int own = 0, code = MUSTER_LIVE_OK;
-  MPI_Comm_rank(MPI_COMM_WORLD, &own);
+  if (ranks != NULL) MPI_Comm_rank(MPI_COMM_WORLD, &own);
   live->trainer = calloc((size_t)live->trainers, sizeof *live->trainer);
   if (live->trainer == NULL) live->trainers = 0;
   for (int j = 0; j < live->trainers; ++j) {
     live_trainer* const trainer = &live->trainer[j];
     trainer->socket = -1;
-    trainer->rank = ranks[j];
+    trainer->rank = ranks == NULL ? -1 : ranks[j];
     for (int i = 0; i < LIVE_AHEAD; ++i) {
       trainer->sends[i] = MPI_REQUEST_NULL;
       trainer->revoked[i].is_revoked = 1;
     }
     while (live_rank_of(trainer->next, live->options.solver, live->trainers) != j) ++trainer->next;
-    trainer->is_remote = !live_share_node(own, ranks[j]);
+    trainer->is_remote = ranks != NULL && !live_share_node(own, ranks[j]);
     if (trainer->is_remote && live->channel == NULL) live->channel = live_channel_open(0);
     if (trainer->is_remote && live->channel == NULL) live->trainers = 0;
   }
@@ -301,25 +314,24 @@ static void outlive_stop_requests(void) {
   }
 }
 
-int muster_live_open(MPI_Comm comm, const char* name, const muster_live_options* options, muster_live** opened) {
+/* Makes a stream without a trainer; null if memory is short. `code` gets what its options are worth on this rank. */
+static muster_live* make(const char* name, const muster_live_options* options, int* code) {
   muster_live* const live = calloc(1, sizeof *live);
-  *opened = live;
-  if (live == NULL) return MUSTER_LIVE_ERROR;
+  if (live == NULL) return NULL;
   live->comm = MPI_COMM_NULL;
+  live->file = -1;
   outlive_stop_requests();
   live->last_number = live->told.next = -1;
-  int code = check_options(live, options), world = 0;
+  *code = check_options(live, options);
   if (!live_is_name(name))
-    code = fail(live, "the name is not one. Give up to %d letters, digits, '-', '_' and '.'", MUSTER_LIVE_MAX_NAME);
+    *code = fail(live, "the name is not one. Give up to %d letters, digits, '-', '_' and '.'", MUSTER_LIVE_MAX_NAME);
   else
     memcpy(live->name, name, strlen(name) + 1);
-  const double end = live_now_s() + live->options.timeout_s;
-  char token[33], text[LIVE_TEXT];
-  const int joined = live_join(live->options.timeout_s, token, text);
-  if (joined != MUSTER_LIVE_OK) {
-    live->code = fail(live, "%s", text); /* the others time out, too */
-    return live->code;
-  }
+  return live;
+}
+
+/* Gives the stream its ranks, which agree on `code`. Collective. */
+static int take_ranks(muster_live* live, MPI_Comm comm, int code) {
   if (MPI_Comm_dup(comm, &live->comm) != MPI_SUCCESS) {
     live->code = fail(live, "its communicator cannot be duplicated. Give one of the solver's ranks");
     return live->code;
@@ -327,8 +339,85 @@ int muster_live_open(MPI_Comm comm, const char* name, const muster_live_options*
   MPI_Comm_set_errhandler(live->comm, MPI_ERRORS_RETURN);
   MPI_Comm_rank(live->comm, &live->rank);
   MPI_Comm_size(live->comm, &live->ranks);
+  return agree(live, code);
+}
+
+/* Identifies an opening of a stream. */
+static uint64_t new_id(void) {
+  uint64_t id = 0;
+  return getrandom(&id, sizeof id, 0) < 0 ? (uint64_t)getpid() : id;
+}
+
+/* Connects to the trainer of which the file tells, and waits for one until `end`: the file may be of one that has
+ * ended. Returns the code of all ranks. Collective. */
+static int connect_by_file(muster_live* live, double end) {
+  struct {
+    live_contact contact;
+    uint64_t id;
+    int is_there;
+  } found;
+  do {
+    memset(&found, 0, sizeof found);
+    while (live->rank == 0) {
+      found.is_there =
+          live_read_contact(live->contact, &found.contact) && strcmp(found.contact.token, live->tried) != 0;
+      if (found.is_there || live_now_s() > end) break;
+      nanosleep(&(struct timespec){0, 10000000}, NULL);
+    }
+    found.id = new_id();
+    MPI_Bcast(&found, sizeof found, MPI_BYTE, 0, live->comm);
+    if (!found.is_there) return live->code = no_trainer(live, "no trainer has come in time");
+    memcpy(live->tried, found.contact.token, sizeof live->tried);
+    live->code = MUSTER_LIVE_OK;
+    live->text[0] = '\0';
+    live->told = (live_told){.next = -1};
+    live->seq = 0;
+    live->last_number = -1;
+    live->is_asking = 0;
+    int code = MUSTER_LIVE_OK;
+    if (found.contact.protocol != LIVE_PROTOCOL)
+      code = fail(live, "the trainer has another version of muster. Build both with the same");
+    else if (strcmp(found.contact.name, live->name) != 0)
+      code =
+          fail(live, "its file is that of the stream \"%s\". Give each stream a file of its own", found.contact.name);
+    else if (found.contact.node != live_node())
+      code = fail(live,
+                  "rank %d is on another node than the trainer. Start both jobs on one node, or both programs in "
+                  "one job",
+                  live->rank);
+    live->trainers = code == MUSTER_LIVE_OK ? found.contact.trainers : 0;
+    const double soon = live_now_s() + 1; /* a trainer whose file is there answers */
+    if (code == MUSTER_LIVE_OK)
+      code = connect_to_all(live, found.contact.token, NULL, found.id, end > soon ? end : soon);
+    agree(live, code);
+  } while (live->code == MUSTER_LIVE_NO_TRAINER && live_now_s() < end);
+  return live->code;
+}
+
+int muster_live_connect(MPI_Comm comm, const char* file, const char* name, const muster_live_options* options,
+                        muster_live** opened) {
+  int code = MUSTER_LIVE_OK;
+  muster_live* const live = *opened = make(name, options, &code);
+  if (live == NULL) return MUSTER_LIVE_ERROR;
+  live->contact = strdup(file);
+  if (live->contact == NULL) code = fail(live, "there is not enough memory. Free some");
+  if (take_ranks(live, comm, code) != MUSTER_LIVE_OK) return live->code;
+  return connect_by_file(live, live_now_s() + live->options.timeout_s);
+}
+
+int muster_live_open(MPI_Comm comm, const char* name, const muster_live_options* options, muster_live** opened) {
+  int code = MUSTER_LIVE_OK, world = 0;
+  muster_live* const live = *opened = make(name, options, &code);
+  if (live == NULL) return MUSTER_LIVE_ERROR;
+  const double end = live_now_s() + live->options.timeout_s;
+  char token[33], text[LIVE_TEXT];
+  const int joined = live_join(live->options.timeout_s, token, text);
+  if (joined != MUSTER_LIVE_OK) {
+    live->code = fail(live, "%s", text); /* the others time out, too */
+    return live->code;
+  }
+  if (take_ranks(live, comm, code) != MUSTER_LIVE_OK) return live->code;
   MPI_Comm_size(MPI_COMM_WORLD, &world);
-  if (agree(live, code) != MUSTER_LIVE_OK) return live->code;
   if (live->ranks == world) return live->code = no_trainer(live, "no rank of the job is left for a trainer");
 
   /* Rank 0 waits for the trainer. */
@@ -338,7 +427,7 @@ int muster_live_open(MPI_Comm comm, const char* name, const muster_live_options*
   } found = {0, 0, 0};
   const live_announcement* trainer = NULL;
   if (live->rank == 0) {
-    if (getrandom(&found.id, sizeof found.id, 0) < 0) found.id = (uint64_t)getpid();
+    found.id = new_id();
     while ((trainer = live_find_announced(live->name)) == NULL && live_now_s() < end)
       nanosleep(&(struct timespec){0, 1000000}, NULL);
     if (trainer != NULL) found.tag = trainer->tag, found.count = trainer->count;
@@ -490,6 +579,78 @@ static int64_t lay_out(live_layout* layout) {
   return at + (int64_t)sizeof(live_sample);
 }
 
+static int is_empty(muster_live* live) {
+  return live_state(__atomic_load_n(live_word_of(live->ring, live->seq), __ATOMIC_SEQ_CST)) == LIVE_EMPTY;
+}
+
+/* What the trainer asks for. A trainer that has asked for a stop may end at once. */
+static int asked(muster_live* live) {
+  const live_told* const told = &live->ring->told;
+  if (__atomic_load_n(&told->refused, __ATOMIC_SEQ_CST)) return fail(live, "%s", told->refusal);
+  const int is_gone = __atomic_load_n(&told->gone, __ATOMIC_SEQ_CST) != 0;
+  if (__atomic_load_n(&told->stop, __ATOMIC_SEQ_CST)) return MUSTER_LIVE_STOP;
+  return is_gone ? gone(live) : MUSTER_LIVE_OK;
+}
+
+static int has_left(const muster_live* live) {
+  const live_told* const told = &live->ring->told;
+  return __atomic_load_n(&told->refused, __ATOMIC_SEQ_CST) || __atomic_load_n(&told->gone, __ATOMIC_SEQ_CST);
+}
+
+/* Takes weights that a trainer on this node has sent, in a file. */
+static void take_weights(muster_live* live, live_weights coming, int file) {
+  live->is_asking = 0;
+  if (file == LIVE_LOST_FILE) {
+    fail(live, "weights cannot be taken: this process is out of file descriptors. Raise its limit (ulimit -n)");
+    return;
+  }
+  char* const weights = malloc((size_t)coming.bytes + 1);
+  int64_t at = 0;
+  for (ssize_t read = 1; weights != NULL && read > 0; at += read > 0 ? read : 0)
+    read = pread(file, weights + at, (size_t)(coming.bytes - at), at);
+  close(file);
+  if (weights == NULL || at < coming.bytes) {
+    free(weights);
+    fail(live, "there is not enough memory for weights. Free some");
+    return;
+  }
+  free(live->weights);
+  live->weights = weights;
+  live->has = coming;
+}
+
+/* Reads what a rank of the trainer on this node has sent: weights, or a byte that has only woken this rank. */
+static void read_from(muster_live* live, const live_trainer* trainer) {
+  live_weights coming;
+  int file = LIVE_NO_FILE;
+  const int64_t got = live_receive_file(trainer->socket, &coming, sizeof coming, &file);
+  if (got == (int64_t)sizeof coming && file != LIVE_NO_FILE)
+    take_weights(live, coming, file);
+  else if (got <= 0 && got != LIVE_NOTHING)
+    __atomic_store_n(&live->ring->told.gone, 1, __ATOMIC_SEQ_CST);
+}
+
+/* Waits until `ready`, or the stream has ended, or the time is over. Returns what the trainer asks for. */
+static int wait_for(muster_live* live, int (*ready)(muster_live*), double end) {
+  for (;;) {
+    __atomic_store_n(&live->ring->solver_waits, 1, __ATOMIC_SEQ_CST);
+    pump(live);
+    if (ready(live) || live->text[0] != '\0' || has_left(live)) break;
+    const double left = end - live_now_s();
+    struct pollfd sockets[live->trainers];
+    for (int j = 0; j < live->trainers; ++j) sockets[j] = (struct pollfd){live->trainer[j].socket, POLLIN, 0};
+    const int slice_ms = left <= 0 || live->channel != NULL ? 0 : left < 1 ? (int)(left * 1000) + 1 : 1000;
+    poll(sockets, (nfds_t)live->trainers, slice_ms);
+    if (live->channel != NULL && left > 0) nanosleep(&(struct timespec){0, 20000}, NULL);
+    for (int j = 0; j < live->trainers; ++j)
+      if (sockets[j].revents != 0) read_from(live, &live->trainer[j]);
+    if (left <= 0) break; /* but it has looked whether the trainer is still there */
+  }
+  __atomic_store_n(&live->ring->solver_waits, 0, __ATOMIC_RELAXED);
+  const int code = asked(live);
+  return live->text[0] != '\0' && code <= MUSTER_LIVE_STOP ? MUSTER_LIVE_ERROR : code;
+}
+
 /* Tells a rank of the trainer on another node what this rank has declared. */
 static int declare_to(muster_live* live, int rank) {
   const live_layout* const all = &live->layout;
@@ -506,7 +667,7 @@ static int declare_to(muster_live* live, int rank) {
   return code == MUSTER_LIVE_OK ? code : fail(live, "a message cannot be sent by MPI. See what MPI says");
 }
 
-/* Makes this rank's ring and passes it to the trainer. */
+/* Makes this rank's ring. */
 static int make_ring(muster_live* live, int64_t slots, int64_t slot_bytes) {
   live_ring head;
   memset(&head, 0, sizeof head);
@@ -526,34 +687,34 @@ static int make_ring(muster_live* live, int64_t slots, int64_t slot_bytes) {
   }
   live->ring = memory;
   memcpy(live->ring, &head, sizeof head);
-  int code = MUSTER_LIVE_OK;
-  for (int j = 0; j < live->trainers && code == MUSTER_LIVE_OK; ++j) {
-    if (live->trainer[j].is_remote) {
-      code = declare_to(live, live->trainer[j].rank);
-      continue;
-    }
-    char byte = 0;
-    union {
-      struct cmsghdr align;
-      char bytes[CMSG_SPACE(sizeof(int))];
-    } control;
-    memset(&control, 0, sizeof control);
-    struct iovec data = {&byte, 1};
-    struct msghdr message;
-    memset(&message, 0, sizeof message);
-    message.msg_iov = &data;
-    message.msg_iovlen = 1;
-    message.msg_control = control.bytes;
-    message.msg_controllen = sizeof control.bytes;
-    struct cmsghdr* const part = CMSG_FIRSTHDR(&message);
-    part->cmsg_level = SOL_SOCKET;
-    part->cmsg_type = SCM_RIGHTS;
-    part->cmsg_len = CMSG_LEN(sizeof file);
-    memcpy(CMSG_DATA(part), &file, sizeof file);
-    if (sendmsg(live->trainer[j].socket, &message, MSG_NOSIGNAL) != 1) code = gone(live);
+  live->file = file;
+  return MUSTER_LIVE_OK;
+}
+
+/* Passes this rank's ring to a rank of the trainer. */
+static int pass_ring(muster_live* live, const live_trainer* trainer) {
+  if (trainer->is_remote) return declare_to(live, trainer->rank);
+  return live_send_file(trainer->socket, "", 1, live->file) ? MUSTER_LIVE_OK : gone(live);
+}
+
+static int is_accepted(muster_live* live) { return __atomic_load_n(&live->ring->told.accepted, __ATOMIC_SEQ_CST) != 0; }
+
+/* Makes the rings and passes them to the trainer: first to its rank 0, which compares the fields with those of the
+ * other solvers. Collective. */
+static int connect_rings(muster_live* live, int64_t slots, int64_t slot_bytes) {
+  int code = make_ring(live, slots, slot_bytes);
+  if (code == MUSTER_LIVE_OK) code = pass_ring(live, &live->trainer[0]);
+  if (agree(live, code) != MUSTER_LIVE_OK) return live->code;
+  if (live->rank == 0) {
+    code = wait_for(live, is_accepted, live_now_s() + live->options.timeout_s);
+    if (code <= MUSTER_LIVE_STOP)
+      code = is_accepted(live) ? MUSTER_LIVE_OK : no_trainer(live, "the trainer has not taken its fields in time");
   }
-  close(file);
-  return code;
+  if (agree(live, code) != MUSTER_LIVE_OK) return live->code;
+  for (int j = 1; j < live->trainers && code == MUSTER_LIVE_OK; ++j) code = pass_ring(live, &live->trainer[j]);
+  close(live->file);
+  live->file = -1;
+  return agree(live, code);
 }
 
 /* Checks what all ranks have declared, and makes the rings. Collective. */
@@ -579,47 +740,7 @@ static int begin(muster_live* live) {
   if (agree(live, code) != MUSTER_LIVE_OK) return live->code;
   if (slots > most) slots = most;
   MPI_Allreduce(MPI_IN_PLACE, &slots, 1, MPI_INT64_T, MPI_MIN, live->comm); /* a sample has one slot on all ranks */
-  return agree(live, make_ring(live, slots, block));
-}
-
-static int is_empty(muster_live* live) {
-  return live_state(__atomic_load_n(live_word_of(live->ring, live->seq), __ATOMIC_SEQ_CST)) == LIVE_EMPTY;
-}
-
-/* What the trainer asks for. */
-static int asked(muster_live* live) {
-  const live_told* const told = &live->ring->told;
-  if (__atomic_load_n(&told->refused, __ATOMIC_SEQ_CST)) return fail(live, "%s", told->refusal);
-  if (__atomic_load_n(&told->gone, __ATOMIC_SEQ_CST)) return gone(live);
-  return __atomic_load_n(&told->stop, __ATOMIC_SEQ_CST) ? MUSTER_LIVE_STOP : MUSTER_LIVE_OK;
-}
-
-/* Waits until `ready`, or the trainer asks for something, or has gone, or the time is over. */
-static int wait_for(muster_live* live, int (*ready)(muster_live*), double end) {
-  const double begun = live_now_s();
-  int code = MUSTER_LIVE_OK;
-  for (;;) {
-    __atomic_store_n(&live->ring->solver_waits, 1, __ATOMIC_SEQ_CST);
-    pump(live);
-    if (ready(live)) break;
-    if ((code = asked(live)) != MUSTER_LIVE_OK) break;
-    const double left = end - live_now_s();
-    struct pollfd sockets[live->trainers];
-    for (int j = 0; j < live->trainers; ++j) sockets[j] = (struct pollfd){live->trainer[j].socket, POLLIN, 0};
-    const int slice_ms = left <= 0 || live->channel != NULL ? 0 : left < 1 ? (int)(left * 1000) + 1 : 1000;
-    poll(sockets, (nfds_t)live->trainers, slice_ms);
-    if (live->channel != NULL && left > 0) nanosleep(&(struct timespec){0, 20000}, NULL);
-    for (int j = 0; j < live->trainers; ++j) {
-      char bytes[64];
-      if (sockets[j].revents == 0) continue;
-      const ssize_t got = recv(live->trainer[j].socket, bytes, sizeof bytes, MSG_DONTWAIT);
-      if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) code = gone(live);
-    }
-    if (code != MUSTER_LIVE_OK || left <= 0) break;
-  }
-  __atomic_store_n(&live->ring->solver_waits, 0, __ATOMIC_RELAXED);
-  live->wait_s += live_now_s() - begun;
-  return code;
+  return connect_rings(live, slots, block);
 }
 
 /* Copies this rank's block into its slot, and shows the sample to the trainer. */
@@ -659,6 +780,18 @@ static int revoke_oldest(muster_live* live) {
   return revoked;
 }
 
+static int has_room_or_stops(muster_live* live) {
+  return is_empty(live) || __atomic_load_n(&live->ring->told.stop, __ATOMIC_SEQ_CST);
+}
+
+/* Looks whether the trainer is still there, and waits for room in the queue until `end`. */
+static int wait_for_room(muster_live* live, double end) {
+  const double begun = live_now_s();
+  const int code = wait_for(live, has_room_or_stops, end);
+  live->wait_s += live_now_s() - begun;
+  return code;
+}
+
 /* What the ranks find before a sample: the highest code, whether a rank has no room, and the number twice. */
 static int agree_on_sample(muster_live* live, int code, int64_t number, int* is_full) {
   int64_t all[4] = {code, !is_empty(live), number, -number};
@@ -673,7 +806,16 @@ static int agree_on_sample(muster_live* live, int code, int64_t number, int* is_
   return agree(live, (int)all[0] == code || live->text[0] != '\0' ? (int)all[0] : MUSTER_LIVE_OK);
 }
 
+/* Looks whether a trainer of another job has come back. Collective. */
+static void reconnect(muster_live* live) {
+  live->past.sent += live->sent;
+  live->past.dropped += live->dropped;
+  live->sent = live->dropped = 0;
+  connect_by_file(live, live_now_s());
+}
+
 int muster_live_send(muster_live* live, int64_t number, const void* const* values) {
+  if (live->code == MUSTER_LIVE_NO_TRAINER && live->contact != NULL) reconnect(live);
   if (live->code != MUSTER_LIVE_OK) return live->code;
   if (live->ring == NULL && begin(live) != MUSTER_LIVE_OK) return live->code;
   const double begun = live_now_s(), end = begun + live->options.timeout_s;
@@ -685,11 +827,11 @@ int muster_live_send(muster_live* live, int64_t number, const void* const* value
   pump(live);
   if (code == MUSTER_LIVE_OK) code = asked(live);
   if (code == MUSTER_LIVE_OK && !is_empty(live)) /* the other rules only look whether the trainer is still there */
-    code = wait_for(live, is_empty, live->options.rule == MUSTER_LIVE_WAIT ? end : begun);
+    code = wait_for_room(live, live->options.rule == MUSTER_LIVE_WAIT ? end : begun);
   if ((code = agree_on_sample(live, code, number, &is_full)) != MUSTER_LIVE_OK) return code;
   if (is_full && live->options.rule == MUSTER_LIVE_DROP_OLDEST) {
     live->dropped += revoke_oldest(live);
-    code = wait_for(live, is_empty, end); /* the trainer is taking it, or a block of it is on its way */
+    code = wait_for_room(live, end); /* the trainer is taking it, or a block of it is on its way */
     if ((code = agree_on_sample(live, code, number, &is_full)) != MUSTER_LIVE_OK) return code;
   }
   live->last_number = number;
@@ -729,51 +871,7 @@ int muster_live_next(muster_live* live, int64_t* number) {
   return agree(live, live->rank == 0 ? code : MUSTER_LIVE_OK);
 }
 
-/* Reads the weights that a trainer on this node has sent. */
-static int has_read_weights(muster_live* live) {
-  union {
-    struct cmsghdr align;
-    char bytes[CMSG_SPACE(sizeof(int))];
-  } control;
-  live_weights coming;
-  struct iovec data = {&coming, sizeof coming};
-  struct msghdr message;
-  memset(&message, 0, sizeof message);
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control.bytes;
-  message.msg_controllen = sizeof control.bytes;
-  struct pollfd ready = {live->trainer[0].socket, POLLIN, 0};
-  poll(&ready, 1, 1);
-  const ssize_t got = recvmsg(live->trainer[0].socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-  if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) live->ring->told.gone = 1;
-  if (got == (ssize_t)sizeof coming && (message.msg_flags & MSG_CTRUNC)) {
-    fail(live, "weights cannot be taken: this process is out of file descriptors. Raise its limit (ulimit -n)");
-    return 1;
-  }
-  const struct cmsghdr* const part = got == (ssize_t)sizeof coming ? CMSG_FIRSTHDR(&message) : NULL;
-  if (part == NULL || part->cmsg_type != SCM_RIGHTS) return live->ring->told.gone;
-  int file = -1;
-  memcpy(&file, CMSG_DATA(part), sizeof file);
-  void* const weights = malloc((size_t)coming.bytes + 1);
-  int64_t at = 0;
-  for (ssize_t read = 1; weights != NULL && read > 0; at += read > 0 ? read : 0)
-    read = pread(file, (char*)weights + at, (size_t)(coming.bytes - at), at);
-  close(file);
-  if (weights == NULL || at < coming.bytes) {
-    free(weights);
-    fail(live, "there is not enough memory for weights. Free some");
-    return 1;
-  }
-  free(live->weights);
-  live->weights = weights;
-  live->has = coming;
-  return 1;
-}
-
 static int weights_have_come(muster_live* live) {
-  if (live->text[0] != '\0' || live->ring->told.gone) return 1;
-  if (!live->trainer[0].is_remote) return has_read_weights(live);
   return live->has.version > live->held; /* a newer version may have been offered meanwhile */
 }
 
@@ -781,16 +879,15 @@ static int weights_have_come(muster_live* live) {
 static int fetch_weights(muster_live* live) {
   pump(live);
   live->held = live->has.version;
-  if (__atomic_load_n(&live->ring->told.weights_version, __ATOMIC_SEQ_CST) > live->has.version) {
-    const char wanted = LIVE_WANTED;
-    live_trainer* const trainer = &live->trainer[0];
-    if (!trainer->is_remote)
-      (void)!send(trainer->socket, &wanted, 1, MSG_NOSIGNAL);
-    else if (live->coming == NULL)
-      live_channel_send(live->channel, trainer->rank, live->trainer_tag, (live_message){.kind = LIVE_WANT});
-    pump_until(live, weights_have_come, live_now_s() + live->options.timeout_s);
-  }
-  return live->text[0] != '\0' ? MUSTER_LIVE_ERROR : asked(live);
+  if (__atomic_load_n(&live->ring->told.weights_version, __ATOMIC_SEQ_CST) <= live->has.version) return asked(live);
+  const char wanted = LIVE_WANTED;
+  live_trainer* const trainer = &live->trainer[0];
+  if (!live->is_asking && trainer->is_remote)
+    live_channel_send(live->channel, trainer->rank, live->trainer_tag, (live_message){.kind = LIVE_WANT});
+  else if (!live->is_asking)
+    (void)!send(trainer->socket, &wanted, 1, MSG_NOSIGNAL);
+  live->is_asking = 1; /* those of an earlier call may still be on their way */
+  return wait_for(live, weights_have_come, live_now_s() + live->options.timeout_s);
 }
 
 int muster_live_weights(muster_live* live, int64_t* version, void* buffer, int64_t* bytes) {
@@ -820,8 +917,10 @@ int muster_live_close(muster_live** closed, muster_live_counts* counts) {
   int finalised = 0;
   MPI_Finalized(&finalised);
   disconnect(live, MUSTER_LIVE_OK); /* which wakes the trainer */
-  if (counts != NULL) *counts = (muster_live_counts){live->sent, live->dropped, live->wait_s};
+  if (counts != NULL)
+    *counts = (muster_live_counts){live->past.sent + live->sent, live->past.dropped + live->dropped, live->wait_s};
   if (live->comm != MPI_COMM_NULL && !finalised) MPI_Comm_free(&live->comm);
+  free(live->contact);
   free(live);
   *closed = NULL;
   return MUSTER_LIVE_OK;

@@ -1,14 +1,10 @@
-/* The start of a job with solvers and trainers: its secret, its programs and nodes, and the addresses of its sockets.
- */
+/* The start of a job with solvers and trainers: its secret, its programs and nodes. */
 #define _GNU_SOURCE
 
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/random.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -33,24 +29,36 @@ static uint64_t hash_of(uint64_t hash, const void* bytes, ssize_t count) {
   return hash;
 }
 
-static int describe(struct start* mine) {
-  const uint64_t seed = 14695981039346656037u;
+static const uint64_t hash_seed = 14695981039346656037u;
+
+int live_make_token(char token[33]) {
   unsigned char random[16];
-  if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random) return MUSTER_LIVE_ERROR;
-  for (size_t i = 0; i < sizeof random; ++i) snprintf(mine->token + i * 2, 3, "%02x", random[i]);
+  if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random) return 0;
+  for (size_t i = 0; i < sizeof random; ++i) snprintf(token + i * 2, 3, "%02x", random[i]);
+  return 1;
+}
+
+uint64_t live_node(void) {
+  uint64_t node = hash_seed;
+  char text[256];
+  /* Sockets without a file belong to a network namespace of a running kernel. */
+  FILE* const boot = fopen("/proc/sys/kernel/random/boot_id", "r");
+  if (boot != NULL) node = hash_of(node, text, (ssize_t)fread(text, 1, sizeof text, boot));
+  if (boot != NULL) fclose(boot);
+  struct stat network;
+  if (stat("/proc/self/ns/net", &network) == 0) node = hash_of(node, &network.st_ino, sizeof network.st_ino);
+  return node;
+}
+
+static int describe(struct start* mine) {
+  if (!live_make_token(mine->token)) return MUSTER_LIVE_ERROR;
+  mine->node = live_node();
   /* The launcher numbers its programs; where it does not, their files differ. */
   int *number = NULL, is_set = 0;
   MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_APPNUM, &number, &is_set);
   char text[4096];
-  mine->program =
-      (uint32_t)hash_of(seed ^ (is_set ? (uint32_t)*number : 0u), text, readlink("/proc/self/exe", text, sizeof text));
-  /* Sockets without a file belong to a network namespace of a running kernel. */
-  FILE* const boot = fopen("/proc/sys/kernel/random/boot_id", "r");
-  if (boot != NULL) mine->node = hash_of(seed, text, (ssize_t)fread(text, 1, sizeof text, boot));
-  if (boot != NULL) fclose(boot);
-  struct stat network;
-  if (stat("/proc/self/ns/net", &network) == 0)
-    mine->node = hash_of(mine->node, &network.st_ino, sizeof network.st_ino);
+  mine->program = (uint32_t)hash_of(hash_seed ^ (is_set ? (uint32_t)*number : 0u), text,
+                                    readlink("/proc/self/exe", text, sizeof text));
   return MUSTER_LIVE_OK;
 }
 
@@ -128,20 +136,6 @@ int muster_live_world(MPI_Comm* part) {
   MPI_Group_free(&all);
   free(ranks);
   return made == MPI_SUCCESS ? MUSTER_LIVE_OK : MUSTER_LIVE_ERROR;
-}
-
-unsigned live_address(struct sockaddr_un* address, const char* token, const char* stream, int rank) {
-  memset(address, 0, sizeof *address);
-  address->sun_family = AF_UNIX;
-  const int length =
-      snprintf(address->sun_path + 1, sizeof address->sun_path - 1, "muster-live/%s/%s/%d", token, stream, rank);
-  return (unsigned)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
-}
-
-int live_is_own_user(int socket) {
-  struct ucred peer;
-  socklen_t bytes = sizeof peer;
-  return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0 && peer.uid == geteuid();
 }
 
 int live_is_name(const char* name) {
