@@ -126,10 +126,9 @@ class MUSTER_API LiveWorld {
   std::unique_ptr<State> state_;
 };
 
-/// The trainer's end of a stream. It receives samples on a thread of its own, from its constructor until it is
-/// destroyed; then the solvers' sends return MUSTER_LIVE_NO_TRAINER. The thread calls MPI, which needs
-/// MPI_THREAD_MULTIPLE, if a rank that does not train is on another node. Make it inside of Launch::run(). All ranks of
-/// the launch train.
+/// The trainer's end of a stream. A thread takes samples from the first draw or restore until this object, its datasets
+/// and its StateEntries are gone; then the solvers' sends return MUSTER_LIVE_NO_TRAINER. The thread calls MPI if a rank
+/// that does not train is on another node; that needs MPI_THREAD_MULTIPLE. Make it in Launch::run(), on all ranks.
 ///
 /// The first call of dataset(), validation(), ended() or ledger() is collective and waits until a solver has sent a
 /// sample: an Error (ExitCode::retry) if none comes in time. Make all streams of a program before.

@@ -429,7 +429,7 @@ void Receiver::make_reservoir(const live_layout& layout) {
                                                .seed = stream.seed});
 }
 
-/// Forgets a solver that has ended.
+/// Notes what an ended solver has sent, and forgets it; if it has died, may end the stream.
 void Receiver::end(Solver& solver) {
   {
     const Lock lock(mutex);

@@ -51,7 +51,7 @@ struct Sent {
 struct Solver {
   live_hello hello;
   std::vector<std::shared_ptr<Connection>> ranks;  ///< null until they have come
-  std::int64_t seq = 0;                            ///< the next sample of this rank
+  std::int64_t seq = 0;                            ///< the trainer's next sample
   bool is_taking = false;
   std::int64_t number = 0;                     ///< of the sample that is being taken
   std::optional<std::int64_t> slot = {};       ///< where it goes; none if it is dropped
@@ -73,7 +73,7 @@ class Receiver {
   /// Tells the solvers that the trainer has ended.
   ~Receiver();
 
-  /// Begins to receive, when all ranks have bound their addresses.
+  /// Begins to receive. All ranks must have bound their addresses.
   void start();
   /// Returns when the first solver has declared its samples. Throws an Error past the timeout.
   void wait_for_solver();
