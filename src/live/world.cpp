@@ -1,9 +1,9 @@
 #include "comm/mpi_scope.hpp"
 #include "launch/malloc.hpp"
-#include "live/sender/ring.h"
 #include "muster/error.hpp"
 #include "muster/live.hpp"
 #include "muster/mpi.hpp"
+#include "muster_live.h"
 
 #include <mpi.h>
 
@@ -25,9 +25,8 @@ LiveWorld::LiveWorld() : state_(std::make_unique<State>()) {
 }
 
 LiveWorld::~LiveWorld() {
-  const auto [own, size] = detail::comm::rank_and_size();
-  bool on_one_node = true;
-  for (int rank = 0; rank < size; ++rank) on_one_node = on_one_node && live_share_node(own, rank) != 0;
+  // Of this program's ranks alone: a solver calls MPI_Finalize() itself, and Hydra ends it if this program does not.
+  const bool on_one_node = state_->communicator->topology().num_nodes == 1;
   state_->communicator.reset();
   MPI_Comm_free(&state_->part);
   if (state_->owns_mpi) detail::comm::finalise_mpi(on_one_node);

@@ -1,13 +1,12 @@
 // A failure that only a new start of the job can mend.
 #pragma once
 
-#include "base/export.hpp"
 #include "muster/error.hpp"
 
 namespace muster::detail::run {
 
 /// An error after which no other attempt in this job can succeed. The trainer makes none, and ends with the error.
-class MUSTER_INTERNAL_API NeedsNewJob : public Error {
+class NeedsNewJob : public Error {
  public:
   explicit NeedsNewJob(const Error& error) : Error(error) {}
 };

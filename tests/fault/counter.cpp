@@ -21,6 +21,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <thread>
 
 namespace {
 
@@ -74,7 +75,8 @@ void train(muster::Session& session, const muster::Config& config) {
       for (std::int64_t i = 0; i < batch.size(); ++i) ++own[static_cast<std::size_t>(x[i])];
       session.communicator().all_reduce(std::span(own));
       for (std::int64_t i = 0; i < samples; ++i) seen[i] += own[static_cast<std::size_t>(i)];
-      ::usleep(1000 * config.at("work_ms").get<unsigned>());
+      std::this_thread::sleep_for(
+          std::chrono::milliseconds(config.at("work_ms").get<int>()));  // a signal does not end it
       say(session, session.global_step(), batch.global_size());
       if (config.at("same_batch") && batch.global_size() != global_batch)
         throw std::runtime_error("the step has " + std::to_string(batch.global_size()) + " samples");

@@ -307,11 +307,13 @@ std::string play(const Round& round, const Communicator& world) {
   int solver = -1;
   for (int next = plan.trainers; solver + 1 < static_cast<int>(plan.solvers.size()) && world.rank() >= next;)
     next += plan.solvers[static_cast<std::size_t>(++solver)].ranks;
-  const bool by_file = std::string_view(plan.transport) == "file";
+  // Two jobs find each other by a file on one node only.
+  const bool draws_file = std::string_view(plan.transport) == "file";
+  const bool by_file = draws_file && world.topology().num_nodes == 1;
   const auto process = world.all_reduce(std::int64_t{world.rank() == 0 ? ::getpid() : 0});
   if (by_file)
     plan.options.connect_file = std::filesystem::temp_directory_path() / (stream + "." + std::to_string(process));
-  if (by_file || *plan.transport == '\0')
+  if (draws_file || *plan.transport == '\0')
     ::unsetenv("MUSTER_TEST_LIVE");
   else
     ::setenv("MUSTER_TEST_LIVE", plan.transport, 1);
