@@ -58,7 +58,7 @@ void Reducer::agree(Flags mine, bool begun) {
   rounds_.phase = Phase::idle;
   exchanges_.drop_dense(begun);
   if (abandoned) throw_abandoned();
-  if (!same_rounds) local_.end_step();  // from now on, they are
+  if (!same_rounds) local_.end_step();  // all ranks count their rounds anew
   GivenWeights::require_alike(all);
   if ((all & event::backward_ended) == 0)
     throw Error(ExitCode::user_error, averaging,

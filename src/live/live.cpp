@@ -147,10 +147,11 @@ Live::Live(const Launch& launch, const std::string& name, const LiveOptions& opt
 Live::~Live() {
   const auto& stream = state_->receiver.stream;
   if (stream.rank != 0) return;
-  if (!stream.options.connect_file.empty())
-    ::unlink(stream.options.connect_file.c_str());
-  else if (!detail::comm::mpi_is_finalised())
-    detail::live::announce(stream, {});
+  const auto* const file = stream.options.connect_file.c_str();
+  // A trainer that was started meanwhile may have replaced the file.
+  if (live_contact found{}; *file != '\0' && live_read_contact(file, &found) != 0 && stream.token == found.token)
+    ::unlink(file);
+  if (*file == '\0' && !detail::comm::mpi_is_finalised()) detail::live::announce(stream, {});
 }
 
 Dataset Live::dataset() const {
